@@ -1,0 +1,65 @@
+"""Sequences and their block tables: the logical side of the paged memory.
+
+The operations on the tables (`allocate`, `append`, `fork`, `share_prefix`,
+`copy_on_write`, `release`) live in `block_tables.py`.
+"""
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+
+
+class SequenceStatus(enum.IntEnum):
+    """What a sequence row holds."""
+
+    EMPTY = 0  # nothing: the row is free
+    RUNNING = 1  # a sequence that takes part in the steps
+    FINISHED = 2  # a sequence that has ended and still has its blocks
+    HELD = 3  # a prefix that is kept for others to share
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """The sequences that have blocks, one in a row.
+
+    Attributes:
+      block_table: i32[S, T]. Physical block of each logical block; 0 past `num_blocks`.
+      num_blocks: i32[S]. Blocks granted to each row.
+      length: i32[S]. Tokens of each row whose keys and values are in the cache.
+      request: i32[S]. The request each row belongs to; R, the null request, if EMPTY.
+      status: i32[S]. A `SequenceStatus`.
+    """
+
+    block_table: jax.Array
+    num_blocks: jax.Array
+    length: jax.Array
+    request: jax.Array
+    status: jax.Array
+
+    @property
+    def num_rows(self) -> int:
+        return self.block_table.shape[0]
+
+    @property
+    def table_width(self) -> int:
+        return self.block_table.shape[1]
+
+
+def init_sequences(num_rows: int, table_width: int, null_request: int = 0) -> Sequences:
+    """Returns `num_rows` empty rows with room for `table_width` blocks each."""
+    zeros = jnp.zeros(num_rows, jnp.int32)
+    return Sequences(
+        block_table=jnp.zeros((num_rows, table_width), jnp.int32),
+        num_blocks=zeros,
+        length=zeros,
+        request=jnp.full(num_rows, null_request, jnp.int32),
+        status=zeros,
+    )
+
+
+def blocks_for(num_tokens: jax.Array, block_size: int) -> jax.Array:
+    """Returns the number of blocks that hold `num_tokens` tokens."""
+    return (num_tokens + block_size - 1) // block_size
