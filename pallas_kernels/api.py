@@ -1,0 +1,141 @@
+"""The one entry to paged attention: checks the arguments, picks the backend."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.reference import paged_attention_reference
+from pallas_kernels.xla import paged_attention_xla
+
+BACKENDS = ("reference", "xla", "pallas")
+MAX_BLOCK_SIZE = 256
+
+
+def paged_attention(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    layer: int | jax.Array,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    backend: str,
+    interpret: bool | None = None,
+) -> jax.Array:
+    """Attends from each token of a step to its sequence's tokens in the paged cache.
+
+    The cache comes whole, all layers, so that no backend copies a layer out of it.
+    The softmax and the sums are in float32. Nothing past `lengths[i]` has any
+    influence on token `i`, whatever the slots hold.
+
+    Args:
+        q: dtype[N, H, D], one query per token.
+        k_cache: dtype[L, P, B, K, D], keys of all layers. B is a power of two, 1 to
+            256, and K divides H: query head `h` reads KV head `h // (H // K)`.
+        v_cache: dtype[L, P, B, K, D], values.
+        layer: which layer of the cache; an int, or an i32 scalar under a trace.
+        metadata: where each token finds its context.
+        scale: factor on the scores, before the softmax; often `D ** -0.5`.
+        backend: "reference" (plain jnp, the oracle), "xla" (fast on CPU, works
+            anywhere) or "pallas" (NVIDIA Hopper).
+        interpret: "pallas" only. Whether to interpret the kernel on the CPU; None
+            interprets where jax has no GPU.
+
+    Returns:
+        dtype[N, H, D] in the dtype of `q`; zeros for padding (`lengths` 0).
+
+    Raises:
+        ValueError: an unknown backend, shapes or dtypes that do not fit together, or
+            something that the chosen backend does not handle.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(
+            f"Unknown attention backend {backend!r}; use one of {BACKENDS}."
+        )
+    _check(q, k_cache, v_cache, layer, metadata)
+    if backend == "reference":
+        return paged_attention_reference(
+            q, k_cache, v_cache, layer, metadata, scale=scale
+        )
+    if backend == "xla":
+        return paged_attention_xla(q, k_cache, v_cache, layer, metadata, scale=scale)
+    # Imported late: the module needs a jax whose Pallas has the Mosaic GPU names.
+    from pallas_kernels.compat import require_mosaic
+
+    require_mosaic()
+    from pallas_kernels.mosaic_decode import paged_attention_mosaic
+
+    return paged_attention_mosaic(
+        q, k_cache, v_cache, layer, metadata, scale=scale, interpret=interpret
+    )
+
+
+def _check(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    layer: int | jax.Array,
+    metadata: AttentionMetadata,
+) -> None:
+    if q.ndim != 3:
+        raise ValueError(f"q must be [N, H, D], got the shape {q.shape}.")
+    if k_cache.ndim != 5:
+        raise ValueError(
+            f"k_cache must be [L, P, B, K, D], all layers, got the shape {k_cache.shape}."
+        )
+    if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype:
+        raise ValueError(
+            f"k_cache and v_cache must agree, got {k_cache.dtype}{k_cache.shape} and "
+            f"{v_cache.dtype}{v_cache.shape}."
+        )
+    for name, array in (("q", q), ("k_cache", k_cache)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must hold floats, got {array.dtype}.")
+    num_tokens, num_heads, head_dim = q.shape
+    num_layers, _, block_size, kv_heads, cache_dim = k_cache.shape
+    if cache_dim != head_dim:
+        raise ValueError(
+            f"q has head dim {head_dim} but the cache has {cache_dim}; they must agree."
+        )
+    if num_heads % kv_heads:
+        raise ValueError(
+            f"{num_heads} query heads cannot share {kv_heads} KV heads evenly; the "
+            "number of query heads must be a multiple of the number of KV heads."
+        )
+    if block_size & (block_size - 1) or not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(
+            f"Block size {block_size} is not allowed; use a power of two from 1 to "
+            f"{MAX_BLOCK_SIZE}."
+        )
+    if isinstance(layer, int) and not 0 <= layer < num_layers:
+        raise ValueError(
+            f"Layer {layer} is not in the cache; it has layers 0 to {num_layers - 1}."
+        )
+    _check_metadata(metadata, num_tokens)
+
+
+def _check_metadata(metadata: AttentionMetadata, num_tokens: int) -> None:
+    tiles = metadata.tile_start.shape
+    expected = {
+        "rows": (num_tokens,),
+        "lengths": (num_tokens,),
+        "num_decode": (),
+        "num_tokens": (),
+        "tile_len": tiles,
+        "num_tiles": (),
+    }
+    for name, shape in expected.items():
+        array = getattr(metadata, name)
+        if array.shape != shape:
+            raise ValueError(
+                f"metadata.{name} must have the shape {shape} for {num_tokens} tokens "
+                f"and tile_start {tiles}, got {array.shape}."
+            )
+    if metadata.block_tables.ndim != 2 or len(tiles) != 1:
+        raise ValueError(
+            "metadata.block_tables must be [S, T] and metadata.tile_start [C], got "
+            f"{metadata.block_tables.shape} and {tiles}."
+        )
+    for name, array in metadata._asdict().items():
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(f"metadata.{name} must hold integers, got {array.dtype}.")

@@ -1,0 +1,134 @@
+"""Numbers of the reference and xla backends against the float64 oracle."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Chunk, make_case, oracle
+
+from pallas_kernels import QUERY_TILE, paged_attention
+
+BACKENDS = ("reference", "xla")
+
+
+def run(case, backend):
+    function = jax.jit(
+        paged_attention, static_argnums=3, static_argnames=("scale", "backend")
+    )
+    return np.asarray(function(*case.args(), scale=case.scale, backend=backend))
+
+
+def check(case, backend, atol=2e-6):
+    out = run(case, backend)
+    np.testing.assert_allclose(out, oracle(case), atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
+def test_every_block_size(backend, block_size):
+    case = make_case([257, 65, 64, 1], [Chunk(50, 21)], block_size=block_size)
+    check(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "decode",
+    [
+        [1],
+        [15],
+        [16],
+        [17],
+        [63],
+        [64],
+        [65],
+        [300],
+        [0],
+        [129, 128, 127, 33, 32, 31, 2, 1],
+        [200, 90, 80, 70, 60, 50, 40, 30, 20],  # one more than a group
+        list(range(180, 10, -10)),
+        list(range(10, 180, 10)),  # correct in any order, if slower
+    ],
+    ids=str,
+)
+def test_decode_lengths(backend, decode):
+    check(make_case(decode), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [Chunk(0, 1)],
+        [Chunk(0, QUERY_TILE - 1)],
+        [Chunk(0, QUERY_TILE)],
+        [Chunk(0, QUERY_TILE + 1)],
+        [Chunk(63, 2)],
+        [Chunk(100, 70)],
+        [Chunk(0, 3), Chunk(0, QUERY_TILE), Chunk(129, 5), Chunk(7, 1)],
+    ],
+    ids=str,
+)
+def test_prefill_chunks(backend, chunks):
+    check(make_case([], chunks), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decode_and_prefill_in_one_step(backend):
+    chunks = [Chunk(0, 40), Chunk(64, 3), Chunk(31, 17)]
+    check(make_case([190, 64, 17, 3, 2], chunks, padding=20, tile_padding=9), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_of_padding_is_zero(backend):
+    case = make_case([], padding=8)
+    assert not run(case, backend).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "heads,kv_heads,head_dim",
+    [(4, 4, 16), (9, 3, 64), (8, 1, 32), (3, 1, 8), (4, 2, 80)],
+)
+def test_heads(backend, heads, kv_heads, head_dim):
+    case = make_case(
+        [70, 20],
+        [Chunk(10, 18)],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    check(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("q_dtype", [jnp.bfloat16, jnp.float32])
+def test_bfloat16_cache(backend, q_dtype):
+    case = make_case([70, 20], [Chunk(10, 18)], dtype=jnp.bfloat16, q_dtype=q_dtype)
+    out = run(case, backend)
+    assert out.dtype == q_dtype
+    # The sums are in float32; only the result is rounded.
+    atol = 2e-6 if q_dtype == jnp.float32 else 1e-2
+    np.testing.assert_allclose(out.astype(np.float64), oracle(case), atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_do_not_overflow(backend):
+    case = make_case([100, 3], [Chunk(20, 5)])
+    check(case._replace(q=case.q * 1e3), backend, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_traced_layer(backend):
+    case = make_case([70, 20], [Chunk(10, 18)], num_layers=3, layer=2)
+    out = jax.jit(
+        lambda layer: paged_attention(
+            case.q,
+            case.k_cache,
+            case.v_cache,
+            layer,
+            case.metadata,
+            scale=case.scale,
+            backend=backend,
+        )
+    )(jnp.int32(2))
+    np.testing.assert_allclose(np.asarray(out), oracle(case), atol=2e-6, rtol=0)
