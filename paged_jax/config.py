@@ -1,0 +1,217 @@
+"""Settings of the engine, and the static part of them that a compiled step depends on."""
+
+import dataclasses
+
+MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
+BATCHING = ("continuous", "static")
+PREEMPTION = ("recompute",)
+ATTENTION_BACKENDS = ("reference", "xla", "pallas")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be honoured; the message is one line for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """How an engine divides its memory and batches its requests.
+
+    Attributes:
+      block_size: tokens in a block; a power of two, 1 to 256.
+      num_blocks: KV blocks, the null block not counted. None: enough for
+        `full_length_requests` requests of `max_model_len` tokens.
+      full_length_requests: the KV budget if `num_blocks` is None.
+      max_model_len: longest sequence, prompt and output together, in tokens.
+      max_seqs: most sequences that run at once.
+      max_requests: requests that the device holds at once, waiting ones included. More
+        may be submitted; they wait on the host.
+      max_prefixes: prefixes that can be registered at once.
+      token_budget: most tokens computed in one step.
+      chunked_prefill: whether a prompt may be computed over several steps, so that it
+        never keeps the decoding sequences waiting. If not, prompts longer than the token
+        budget are refused.
+      watermark: share of the blocks that admission leaves free, so that the running
+        sequences do not run out at once (vLLM uses 0.01).
+      memory: `paged`, or a contiguous reservation made at admission: `max` (the model
+        length), `pow2` (next power of two of the output), `oracle` (the true output).
+      batching: `continuous` (sequences join and leave at every step) or `static` (a
+        batch runs until its longest member ends).
+      sharing: whether registered prefixes share their blocks; paged memory only.
+      preemption: what happens to the latest-arrived sequence when blocks run out.
+      attention_backend: `reference`, `xla` or `pallas` (NVIDIA GPUs, jax >= 0.11).
+      dtype: dtype of weights and activations: `float32` or `bfloat16`.
+      kv_dtype: dtype of the KV cache; None: that of the weights.
+      steps_per_sync: most steps the device runs before the host looks.
+      max_stop_ids: stop token ids that a request can have, end-of-text included.
+      max_logprobs: most alternatives that `SamplingParams.logprobs` may ask for.
+      record: whether each step writes a row of the log (memory use, batch, events).
+      debug: whether the invariants of the state are checked after every step (slow).
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    full_length_requests: float = 8
+    max_model_len: int = 1024
+    max_seqs: int = 64
+    max_requests: int = 256
+    max_prefixes: int = 2
+    token_budget: int = 128
+    chunked_prefill: bool = True
+    watermark: float = 0.01
+    memory: str = "paged"
+    batching: str = "continuous"
+    sharing: bool = True
+    preemption: str = "recompute"
+    attention_backend: str = "xla"
+    dtype: str = "float32"
+    kv_dtype: str | None = None
+    steps_per_sync: int = 16
+    max_stop_ids: int = 8
+    max_logprobs: int = 0
+    record: bool = True
+    debug: bool = False
+
+    def __post_init__(self):
+        """Raises ConfigError for a setting that is out of range."""
+        _check_choice("memory", self.memory, MEMORY_MANAGERS)
+        _check_choice("batching", self.batching, BATCHING)
+        _check_choice("preemption", self.preemption, PREEMPTION)
+        _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_choice("dtype", self.dtype, ("float32", "bfloat16"))
+        size = self.block_size
+        if size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise ConfigError(
+                f"block_size is {size}; it must be a power of two from 1 to 256"
+            )
+        for name in (
+            "max_model_len",
+            "max_seqs",
+            "max_requests",
+            "token_budget",
+            "steps_per_sync",
+            "max_stop_ids",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be 1 or more"
+                )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(
+                f"watermark is {self.watermark}; it must be from 0 to below 1"
+            )
+        if self.max_logprobs < 0 or self.max_prefixes < 0:
+            raise ConfigError("max_logprobs and max_prefixes must be 0 or more")
+        if self.token_budget < self.max_seqs:
+            raise ConfigError(
+                f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "
+                "step must have room for one token of each sequence: raise token_budget"
+            )
+        if self.total_blocks < self.blocks_per_request:
+            raise ConfigError(
+                f"the KV budget is {self.total_blocks} blocks, and one request of "
+                f"max_model_len {self.max_model_len} takes {self.blocks_per_request}; "
+                "raise num_blocks or lower max_model_len"
+            )
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Blocks that a full-length request takes under this memory manager."""
+        blocks = -(-self.max_model_len // self.block_size)
+        return blocks if self.memory == "paged" else _next_power_of_two(blocks)
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks, the null block not counted."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        per_request = -(-self.max_model_len // self.block_size)
+        return int(self.full_length_requests * per_request)
+
+    def step_config(self) -> "StepConfig":
+        """Returns the part of the settings that is compiled into the step."""
+        paged = self.memory == "paged"
+        sharing = paged and self.sharing and self.max_prefixes > 0
+        return StepConfig(
+            block_size=self.block_size,
+            num_blocks=self.total_blocks,
+            table_width=self.blocks_per_request,
+            max_model_len=self.max_model_len,
+            num_rows=self.max_seqs + (self.max_prefixes if sharing else 0),
+            max_seqs=self.max_seqs,
+            num_requests=self.max_requests,
+            token_budget=self.token_budget,
+            buckets=token_buckets(self.token_budget),
+            chunked_prefill=self.chunked_prefill,
+            watermark_blocks=int(self.watermark * self.total_blocks),
+            sharing=sharing,
+            attention_backend=self.attention_backend,
+            max_stop_ids=self.max_stop_ids,
+            max_logprobs=self.max_logprobs,
+            log_length=self.steps_per_sync if self.record else 0,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepConfig:
+    """The static settings of a compiled step; a static, hashable argument.
+
+    What is not here does not recompile: the batching policy and each request's
+    reservation are values in the state, so that `max`, `pow2` and `oracle`, `static` and
+    `continuous` share one program.
+
+    Attributes:
+      block_size: B, tokens in a block.
+      num_blocks: usable blocks; P is one more.
+      table_width: T, blocks in the longest sequence.
+      max_model_len: longest sequence in tokens.
+      num_rows: S, sequence rows: `max_seqs` and one for each prefix that may be held.
+      max_seqs: most sequences that run at once.
+      num_requests: R, requests on the device; row R of the arrays is the null request.
+      token_budget: most tokens in a step.
+      buckets: sizes N of a step, ascending; the smallest that fits is computed.
+      chunked_prefill: whether a prompt may be spread over steps.
+      watermark_blocks: blocks that admission leaves free.
+      sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
+      attention_backend: which kernel.
+      max_stop_ids: stop ids of a request.
+      max_logprobs: alternatives recorded for each sampled token.
+      log_length: rows of the log; 0 compiles the recording out.
+    """
+
+    block_size: int
+    num_blocks: int
+    table_width: int
+    max_model_len: int
+    num_rows: int
+    max_seqs: int
+    num_requests: int
+    token_budget: int
+    buckets: tuple[int, ...]
+    chunked_prefill: bool
+    watermark_blocks: int
+    sharing: bool
+    attention_backend: str
+    max_stop_ids: int
+    max_logprobs: int
+    log_length: int
+
+
+def token_buckets(token_budget: int) -> tuple[int, ...]:
+    """Returns step sizes: powers of two from 8 up, the last one the whole budget."""
+    sizes = []
+    size = 8
+    while size < token_budget:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, token_budget)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be one of {', '.join(allowed)}"
+        )
+
+
+def _next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,104 @@
+"""Memory managers: who decides which blocks a sequence gets, and when.
+
+A manager is a `MemoryManager`: a handful of functions that the scheduler calls, all of
+them with the same block tables and the same KV layout, so that the model and the kernels
+cannot tell one manager from another. To add one, write such a value and register it in
+`MANAGERS`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from paged_jax import contiguous_memory, paged_memory
+
+
+class MemoryManager(NamedTuple):
+    """The decisions of a memory manager.
+
+    Attributes:
+      reserve: `(prompt_len, output_len, max_model_len) -> int`, on the host at
+        submission: tokens that a contiguous reservation is made for.
+      init: `(config) -> pool`.
+      fits: `(config, pool, sequences, requests, slot, headroom) -> bool[]`, whether a
+        waiting request can be granted its first blocks and leave `headroom` blocks free.
+      grant: `(config, pool, sequences, requests, slot, row) -> (pool, sequences)`; the
+        request fits.
+      release: `(config, pool, sequences, row) -> (pool, sequences)`; the row has blocks.
+      peak_blocks: `(config, sequences, requests, slot) -> i32[]`, blocks that a request
+        may come to hold; a static batch is not admitted beyond the sum of these.
+      num_free: `(pool) -> i32[]`, free blocks.
+      grows: whether sequences take blocks while they run (and so may be preempted).
+    """
+
+    reserve: Callable[[int, int, int], int]
+    init: Callable[..., Any]
+    fits: Callable[..., jax.Array]
+    grant: Callable[..., tuple]
+    release: Callable[..., tuple]
+    peak_blocks: Callable[..., jax.Array]
+    num_free: Callable[[Any], jax.Array]
+    grows: bool
+
+    def on_device(self) -> "MemoryManager":
+        """Returns the part that is compiled: managers that differ on the host only,
+        in what they reserve, then share one program."""
+        return self._replace(reserve=reserve_nothing)
+
+
+def reserve_nothing(prompt_len: int, output_len: int, max_model_len: int) -> int:
+    """Reserves nothing: blocks come one by one."""
+    del prompt_len, output_len, max_model_len
+    return 0
+
+
+PAGED = MemoryManager(
+    reserve=reserve_nothing,
+    init=paged_memory.init_pool,
+    fits=paged_memory.fits,
+    grant=paged_memory.grant,
+    release=paged_memory.release,
+    peak_blocks=paged_memory.peak_blocks,
+    num_free=paged_memory.num_free,
+    grows=True,
+)
+
+
+def _contiguous(reserve: Callable[[int, int, int], int]) -> MemoryManager:
+    """Returns a manager that reserves `reserve(...)` tokens in one run of blocks."""
+    return MemoryManager(
+        reserve=reserve,
+        init=contiguous_memory.init_pool,
+        fits=contiguous_memory.fits,
+        grant=contiguous_memory.grant,
+        release=contiguous_memory.release,
+        peak_blocks=contiguous_memory.peak_blocks,
+        num_free=contiguous_memory.num_free,
+        grows=False,
+    )
+
+
+def reserve_max(prompt_len: int, output_len: int, max_model_len: int) -> int:
+    """Reserves the longest sequence there can be (Orca (Max), section 6.1)."""
+    del prompt_len, output_len
+    return max_model_len
+
+
+def reserve_pow2(prompt_len: int, output_len: int, max_model_len: int) -> int:
+    """Reserves the prompt and the next power of two of the output (Orca (Pow2))."""
+    estimate = 1 << max(output_len - 1, 0).bit_length()
+    return min(prompt_len + estimate, max_model_len)
+
+
+def reserve_oracle(prompt_len: int, output_len: int, max_model_len: int) -> int:
+    """Reserves the prompt and the output, its length known (Orca (Oracle))."""
+    return min(prompt_len + output_len, max_model_len)
+
+
+MANAGERS: dict[str, MemoryManager] = {
+    "paged": PAGED,
+    "max": _contiguous(reserve_max),
+    "pow2": _contiguous(reserve_pow2),
+    "oracle": _contiguous(reserve_oracle),
+}

@@ -1,0 +1,57 @@
+"""The state of an engine: one pytree that a step maps to the next one."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.kv_cache import KVCache
+from paged_jax.requests import Requests, WaitingQueue
+from paged_jax.sequences import Sequences
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SchedulerState:
+    """All that scheduling reads and writes: everything but the keys and values.
+
+    Attributes:
+      pool: free blocks and reference counts (`BlockPool`), or the chunks of a contiguous
+        memory manager (`BuddyPool`).
+      sequences: the sequences that have blocks.
+      requests: all requests on the device.
+      queue: the requests that wait.
+      iteration: i32[]. Steps taken so far.
+      static_batching: bool[]. Whether a batch runs until its longest member ends.
+      log: f32[G, F]. One row of `step_log.FIELDS` for each step since the host looked.
+      log_count: i32[]. Rows written.
+    """
+
+    pool: Any
+    sequences: Sequences
+    requests: Requests
+    queue: WaitingQueue
+    iteration: jax.Array
+    static_batching: jax.Array
+    log: jax.Array
+    log_count: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EngineState:
+    """The scheduler's state and the KV cache."""
+
+    scheduler: SchedulerState
+    cache: KVCache
+
+
+def active_rows(sequences: Sequences) -> jax.Array:
+    """Returns bool[S]: rows that a batch counts, running or finished but not retired."""
+    return (sequences.status == 1) | (sequences.status == 2)
+
+
+def has_work(state: SchedulerState) -> jax.Array:
+    """Returns whether a step would do anything, bool[]."""
+    return (state.queue.count > 0) | jnp.any(active_rows(state.sequences))

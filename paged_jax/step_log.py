@@ -1,0 +1,124 @@
+"""The log of a step: what memory and batch looked like, one row of numbers a step."""
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.config import StepConfig
+from paged_jax.memory_managers import MemoryManager
+from paged_jax.scheduler import Plan
+from paged_jax.sequences import SequenceStatus
+from paged_jax.state import SchedulerState, active_rows
+
+
+class Field(enum.IntEnum):
+    """Columns of the log. Counts of slots are of distinct physical slots."""
+
+    ITERATION = 0
+    RUNNING = 1  # sequences that compute or could
+    WAITING = 2  # requests in the queue
+    TOKENS = 3  # tokens computed
+    SAMPLED = 4  # tokens generated
+    LIVE = 5  # slots that hold a token of a running sequence
+    RESERVED = 6  # slots granted to sequences of the batch
+    RESERVATION = 7  # granted, not yet written, and will be
+    INTERNAL = 8  # granted, and never used (again) by its owner
+    FREE_BLOCKS = 9
+    LOGICAL_BLOCKS = 10  # entries of the block tables
+    PHYSICAL_BLOCKS = 11  # distinct blocks they name
+    RETIRED = 12
+    ADMITTED = 13
+    PREEMPTED = 14
+    RECOMPUTED = 15  # tokens lost to preemption
+    COPIED_BLOCKS = 16  # copy-on-write
+
+
+def write_log(
+    config: StepConfig,
+    manager: MemoryManager,
+    state: SchedulerState,
+    plan: Plan,
+) -> SchedulerState:
+    """Adds one row to the log; nothing is compiled if the log has no rows.
+
+    A physical block that r table entries name counts 1 / r in each of them, so that
+    shared slots count once. What contiguous memory grants beyond the tokens it estimated
+    (the rounding of a chunk) counts as neither reservation nor internal: the paper's
+    artifact adds it to the external part.
+
+    Args:
+      config: static settings.
+      manager: memory manager.
+      state: scheduler's state after planning, before the lengths are counted up.
+      plan: the step's plan.
+
+    Returns:
+      The state with the row written.
+    """
+    if config.log_length == 0:
+        return state
+    sequences, requests = state.sequences, state.requests
+    running = sequences.status == SequenceStatus.RUNNING
+    active = active_rows(sequences)
+    after = sequences.length + plan.chunk
+    final = requests.max_len[sequences.request]
+    granted = sequences.num_blocks * config.block_size
+    counted = active
+    if config.sharing:
+        # A held prefix is live while somebody shares it.
+        users = requests.prefix_row[sequences.request]
+        users = jnp.where(active, users, -1)
+        rows = jnp.arange(sequences.num_rows)
+        used = jnp.any(users[None, :] == rows[:, None], axis=1)
+        counted = active | ((sequences.status == SequenceStatus.HELD) & used)
+        column = jnp.arange(sequences.table_width, dtype=jnp.int32)
+        named = counted[:, None] & (column[None, :] < sequences.num_blocks[:, None])
+        references = state.pool.ref_count[sequences.block_table]
+        share = jnp.where(named, 1.0 / jnp.maximum(references, 1), 0.0)
+        filled = after[:, None] - column[None, :] * config.block_size
+        filled = jnp.clip(filled, 0, config.block_size)
+        live_rows = running | (sequences.status == SequenceStatus.HELD)
+        live = jnp.sum(jnp.where(live_rows[:, None], share * filled, 0.0))
+        physical = jnp.round(jnp.sum(share))
+        reserved = physical * config.block_size
+    else:
+        live = jnp.sum(jnp.where(running, after, 0))
+        physical = jnp.sum(jnp.where(counted, sequences.num_blocks, 0))
+        reserved = physical * config.block_size
+    if manager.grows:
+        expected = granted
+    else:
+        expected = jnp.minimum(granted, requests.reserved_len[sequences.request])
+    ahead = jnp.where(running, jnp.minimum(final, granted) - after, 0)
+    # Rows that have ended keep their slots until the batch is over: none is used again.
+    ended = active & ~running
+    unused = jnp.where(running, expected - jnp.minimum(final, expected), 0)
+    unused += jnp.where(ended, expected, 0)
+
+    row = {
+        Field.ITERATION: state.iteration,
+        Field.RUNNING: jnp.sum(running),
+        Field.WAITING: state.queue.count,
+        Field.TOKENS: jnp.sum(plan.chunk),
+        Field.SAMPLED: jnp.sum(plan.samples),
+        Field.LIVE: live,
+        Field.RESERVED: reserved,
+        Field.RESERVATION: jnp.sum(ahead),
+        Field.INTERNAL: jnp.sum(unused),
+        Field.FREE_BLOCKS: manager.num_free(state.pool),
+        Field.LOGICAL_BLOCKS: jnp.sum(jnp.where(active, sequences.num_blocks, 0)),
+        Field.PHYSICAL_BLOCKS: physical,
+        Field.RETIRED: plan.retired,
+        Field.ADMITTED: plan.admitted,
+        Field.PREEMPTED: plan.preempted,
+        Field.RECOMPUTED: plan.recomputed,
+        Field.COPIED_BLOCKS: plan.copies.count,
+    }
+    values = jnp.stack([row[field].astype(jnp.float32) for field in Field])
+    return dataclasses.replace(
+        state,
+        log=state.log.at[state.log_count].set(values),
+        log_count=state.log_count + 1,
+    )
