@@ -1,0 +1,1 @@
+"""The model: a decoder of the Llama family, and the checkpoints it loads from."""
