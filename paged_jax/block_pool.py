@@ -17,7 +17,8 @@ class BlockPool:
 
     Block 0, the null block, is never free and never granted: the tails of block tables
     name it and masked writes land in it. The last place of the stack is never part of
-    the free list, which holds P - 1 blocks at most; masked pushes land there.
+    the free list, which holds P - 1 blocks at most: masked pushes put the null block
+    there.
 
     Attributes:
       free_stack: i32[P]. The first `num_free` entries are the free blocks; the next
@@ -90,7 +91,7 @@ def drop(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
     rank = jnp.cumsum(freed.astype(jnp.int32))
     place = jnp.where(freed, pool.num_free + rank - 1, pool.num_blocks)
     return BlockPool(
-        free_stack=pool.free_stack.at[place].set(blocks),
+        free_stack=pool.free_stack.at[place].set(jnp.where(freed, blocks, 0)),
         num_free=pool.num_free + rank[-1],
         ref_count=ref_count,
     )

@@ -1,10 +1,10 @@
 """Block tables under reference counting: the memory operations of PagedAttention.
 
-Each function is pure: `(pool, sequences, ...) -> (pool, sequences, ..., status)`. A call
-that cannot be carried out returns a status that says why, and the state unchanged; it
-never raises and never stops halfway, so that all of them work under `jit`, in loops and
-with traced rows. Rules and names follow sections 4.2 to 4.4 of the PagedAttention paper
-(Kwon et al., SOSP 2023).
+Each function is pure: `(pool, sequences, ...) -> (pool, sequences, ..., status)`. A
+call that cannot be carried out returns a status that says why, and the state unchanged;
+it never raises and never stops halfway, so that all of them work under `jit`, in loops
+and with traced rows. Rules and names follow sections 4.2 to 4.4 of the PagedAttention
+paper (Kwon et al., SOSP 2023).
 """
 
 import dataclasses
@@ -143,7 +143,8 @@ def fork(
     """Makes `target` a sequence that shares every block of `source` (section 4.4).
 
     No block is taken and none is copied: the table is copied and the reference counts
-    go up. The partly filled last block is shared too, until one of the two writes to it.
+    go up. The partly filled last block is shared too, until one of the two writes to
+    it. Blocks that `source` was granted ahead of its length are not shared.
 
     Args:
       pool: the block pool.
@@ -240,8 +241,8 @@ def write_needs(
       pool: the block pool.
       sequences: the sequence rows.
       num_new: i32[S], tokens that each row is about to write; 0 for none. They may pass
-        the row's last block by one block at most, and only their first one may fall into
-        a shared block: what follows the length of a row is its own.
+        the row's last block by one block at most, and only their first one may fall
+        into a shared block: what follows the length of a row is its own.
       block_size: tokens in a block.
       may_share: False if no two rows ever share a block; leaves out the second test.
 
@@ -284,8 +285,8 @@ def grant_writes(
       pool: the block pool.
       sequences: the sequence rows.
       growing: bool[S], rows that get one more block. No row both grows and copies in a
-        step of one token; a chunk may (its first block shared, its last one missing) and
-        is then served in two calls.
+        step of one token; a chunk may (its first block shared, its last one missing)
+        and is then served in two calls.
       copying: bool[S], rows whose next block to write is replaced by a copy.
       block_size: tokens in a block.
       may_share: False if no two rows ever share a block.
@@ -293,11 +294,24 @@ def grant_writes(
     Returns:
       The pool and the sequences with tables repointed, and the copies to make.
     """
-    rows = jnp.arange(sequences.num_rows)
     logical = sequences.length // block_size
     column = jnp.where(growing, sequences.num_blocks, logical)
-    pool, granted = take(pool, growing | copying)
+    return _grant_entries(pool, sequences, growing, copying, column, may_share)
+
+
+def _grant_entries(
+    pool: BlockPool,
+    sequences: Sequences,
+    growing: jax.Array,
+    copying: jax.Array,
+    column: jax.Array,
+    may_share: bool,
+) -> tuple[BlockPool, Sequences, BlockCopies]:
+    """Puts a new block into entry `column` i32[S] of each table that gets one."""
+    num_rows = sequences.num_rows
+    rows = jnp.arange(num_rows)
     wanted = growing | copying
+    pool, granted = take(pool, wanted)
     column = jnp.where(wanted, column, 0)
     old = sequences.block_table[rows, column]
     table = sequences.block_table.at[rows, column].set(jnp.where(wanted, granted, old))
@@ -307,21 +321,25 @@ def grant_writes(
         num_blocks=sequences.num_blocks + growing.astype(jnp.int32),
     )
     if not may_share:
-        return pool, sequences, no_copies(sequences.num_rows)
+        return pool, sequences, no_copies(num_rows)
 
-    def repoint(ref_count):
+    def repoint(ref_count: jax.Array) -> tuple[jax.Array, BlockCopies]:
         source = jnp.where(copying, old, 0)
-        ref_count = ref_count.at[source].add(-copying.astype(jnp.int32))
-        first = jnp.argsort(~copying, stable=True)  # copying rows to the front
         target = jnp.where(copying, granted, 0)
+        ref_count = ref_count.at[source].add(-copying.astype(jnp.int32))
+        rank = jnp.cumsum(copying.astype(jnp.int32))
+        # The other rows write zeros to the last place, which only a copy in every row
+        # would need.
+        place = jnp.where(copying, rank - 1, num_rows - 1)
+        empty = jnp.zeros(num_rows, jnp.int32)
         return ref_count, BlockCopies(
-            source[first], target[first], jnp.sum(copying, dtype=jnp.int32)
+            empty.at[place].set(source), empty.at[place].set(target), rank[-1]
         )
 
     ref_count, copies = jax.lax.cond(
         jnp.any(copying),
         repoint,
-        lambda ref_count: (ref_count, no_copies(sequences.num_rows)),
+        lambda ref_count: (ref_count, no_copies(num_rows)),
         pool.ref_count,
     )
     return dataclasses.replace(pool, ref_count=ref_count), sequences, copies
@@ -399,23 +417,19 @@ def copy_on_write(
         ),
         (~shared | (pool.num_free > 0), Status.OUT_OF_BLOCKS),
     )
-    copying = (status == Status.OK) & shared
-    pool, granted = take(pool, copying[None])
-    source = jnp.where(copying, block, 0)
-    target = jnp.where(copying, granted[0], 0)
-    ref_count = pool.ref_count.at[source].add(-copying.astype(jnp.int32))
-    at = (jnp.where(copying, row, 0), jnp.where(copying, logical, 0))
-    entry = jnp.where(copying, target, sequences.block_table[at])
-    sequences = dataclasses.replace(
-        sequences, block_table=sequences.block_table.at[at].set(entry)
-    )
-    nothing = no_copies(sequences.num_rows)
-    copies = BlockCopies(
-        nothing.source.at[0].set(source),
-        nothing.target.at[0].set(target),
-        copying.astype(jnp.int32),
-    )
-    return dataclasses.replace(pool, ref_count=ref_count), sequences, copies, status
+
+    def copy(pool, sequences):
+        copying = jnp.arange(sequences.num_rows) == row
+        column = jnp.full(sequences.num_rows, logical)
+        return _grant_entries(
+            pool, sequences, jnp.zeros_like(copying), copying, column, may_share=True
+        )
+
+    def keep(pool, sequences):
+        return pool, sequences, no_copies(sequences.num_rows)
+
+    copying = shared & (status == Status.OK)
+    return *jax.lax.cond(copying, copy, keep, pool, sequences), status
 
 
 @jax.jit

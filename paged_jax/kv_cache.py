@@ -24,10 +24,12 @@ class KVCache:
 
     @property
     def block_size(self) -> int:
+        """Tokens in a block."""
         return self.k.shape[2]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of keys and values, the null block included."""
         return self.k.nbytes + self.v.nbytes
 
 
@@ -67,19 +69,27 @@ def write_kv(
     )
 
 
-def copy_blocks(cache: KVCache, source: jax.Array, target: jax.Array) -> KVCache:
+def copy_blocks(
+    cache: KVCache, source: jax.Array, target: jax.Array, count: jax.Array
+) -> KVCache:
     """Copies whole blocks in every layer: the copies of a step's copy-on-write.
 
     Args:
-      cache: the cache; donate it.
+      cache: the cache; donate it, so that the copies happen in place.
       source: i32[C], blocks to copy from.
-      target: i32[C], blocks to copy to, distinct but for padding: (0, 0), null block to
-        null block.
+      target: i32[C], blocks to copy to: distinct, and none of them a source.
+      count: i32[], how many of the pairs are copied: the first ones. The work follows
+        it, and is none when it is 0.
 
     Returns:
-      The cache with `target` blocks equal to `source` blocks.
+      The cache with the first `count` target blocks equal to their source blocks.
     """
-    return KVCache(
-        k=cache.k.at[:, target].set(cache.k[:, source]),
-        v=cache.v.at[:, target].set(cache.v[:, source]),
-    )
+
+    def copy(i: jax.Array, values: jax.Array) -> jax.Array:
+        block = jax.lax.dynamic_index_in_dim(values, source[i], axis=1)
+        return jax.lax.dynamic_update_index_in_dim(values, block, target[i], axis=1)
+
+    def body(i: jax.Array, cache: KVCache) -> KVCache:
+        return KVCache(k=copy(i, cache.k), v=copy(i, cache.v))
+
+    return jax.lax.fori_loop(0, count, body, cache)

@@ -41,10 +41,12 @@ class Sequences:
 
     @property
     def num_rows(self) -> int:
+        """S, the number of sequence rows."""
         return self.block_table.shape[0]
 
     @property
     def table_width(self) -> int:
+        """T, the most blocks that a row can have."""
         return self.block_table.shape[1]
 
 
@@ -62,4 +64,4 @@ def init_sequences(num_rows: int, table_width: int, null_request: int = 0) -> Se
 
 def blocks_for(num_tokens: jax.Array, block_size: int) -> jax.Array:
     """Returns the number of blocks that hold `num_tokens` tokens."""
-    return (num_tokens + block_size - 1) // block_size
+    return -(-num_tokens // block_size)  # this form cannot overflow

@@ -1,0 +1,123 @@
+"""Each invariant is broken once: the checks have to notice."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import checkify
+
+from paged_jax.block_pool import init_block_pool
+from paged_jax.block_tables import allocate, fork
+from paged_jax.invariants import assert_blocks, check_blocks, writes_are_private
+from paged_jax.sequences import init_sequences
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture
+def state():
+    """Row 0 has blocks 1 and 2; row 1 has block 3; row 2 shares it."""
+    pool, sequences = init_block_pool(8), init_sequences(4, 3)
+    for row, num_tokens in ((0, 6), (1, 3)):
+        pool, sequences, _ = allocate(
+            pool, sequences, row, num_tokens, block_size=BLOCK_SIZE
+        )
+    pool, sequences, _ = fork(pool, sequences, 1, 2, block_size=BLOCK_SIZE)
+    return pool, sequences
+
+
+def test_a_sound_state_passes(state):
+    assert all(check_blocks(*state).values())
+    assert all(check_blocks(init_block_pool(1), init_sequences(1, 1)).values())
+
+
+def ref_count(at, value):
+    return lambda pool, sequences: (
+        dataclasses.replace(pool, ref_count=pool.ref_count.at[at].set(value)),
+        sequences,
+    )
+
+
+def free_stack(at, value):
+    return lambda pool, sequences: (
+        dataclasses.replace(pool, free_stack=pool.free_stack.at[at].set(value)),
+        sequences,
+    )
+
+
+def num_free(value):
+    return lambda pool, sequences: (
+        dataclasses.replace(pool, num_free=jnp.int32(value)),
+        sequences,
+    )
+
+
+def rows(field, at, value):
+    def change(pool, sequences):
+        values = getattr(sequences, field).at[at].set(value)
+        return pool, dataclasses.replace(sequences, **{field: values})
+
+    return change
+
+
+BROKEN = [
+    ("a block is lost", num_free(4), {"blocks_accounted"}),
+    (
+        "a used block is free too",
+        num_free(6),
+        {"blocks_accounted", "free_blocks_unreferenced"},
+    ),
+    ("a free block is listed twice", free_stack(0, 7), {"free_blocks_distinct"}),
+    ("the null block is free", free_stack(0, 0), {"free_blocks_distinct"}),
+    ("no such block", free_stack(0, 9), {"free_blocks_distinct"}),
+    ("a count too high", ref_count(1, 2), {"ref_counts_match"}),
+    ("a count too low", ref_count(3, 1), {"ref_counts_match"}),
+    (
+        "the null block is counted",
+        ref_count(0, 1),
+        {"blocks_accounted", "ref_counts_match"},
+    ),
+    ("an entry past the end", rows("block_table", (0, 2), 4), {"tables_well_formed"}),
+    (
+        "the null block in use",
+        rows("block_table", (0, 1), 0),
+        {"tables_well_formed", "ref_counts_match"},
+    ),
+    (
+        "a block twice in a table",
+        rows("block_table", (0, 1), 1),
+        {"tables_well_formed", "ref_counts_match"},
+    ),
+    ("an empty row has blocks", rows("status", 0, 0), {"empty_rows_hold_nothing"}),
+    ("an empty row has tokens", rows("length", 3, 1), {"empty_rows_hold_nothing"}),
+]
+
+
+@pytest.mark.parametrize(
+    "change, broken", [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN]
+)
+def test_broken_state(state, change, broken):
+    checks = check_blocks(*change(*state))
+    assert {name for name, holds in checks.items() if not holds} == broken
+
+
+def test_writes_to_shared_blocks_are_seen(state):
+    pool, _ = state
+    private, shared, free = 1 * BLOCK_SIZE, 3 * BLOCK_SIZE + 2, 5 * BLOCK_SIZE
+    for slots, expected in (
+        ([private, 0], True),
+        ([0, 0], True),
+        ([private, shared], False),
+        ([free], False),
+    ):
+        assert writes_are_private(pool, jnp.array(slots), BLOCK_SIZE) == expected
+
+
+def test_assert_blocks_under_checkify(state):
+    checked = jax.jit(checkify.checkify(assert_blocks))
+    error, _ = checked(*state)
+    assert error.get() is None
+    error, _ = checked(*num_free(4)(*state))
+    with pytest.raises(checkify.JaxRuntimeError, match="blocks_accounted.*num_free 4"):
+        error.throw()
