@@ -47,7 +47,7 @@ def init_kv_cache(
 
 
 def write_kv(
-    cache: KVCache, layer: int, k: jax.Array, v: jax.Array, slots: jax.Array
+    cache: KVCache, layer: int | jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array
 ) -> KVCache:
     """Writes one layer's keys and values of a step's tokens.
 

@@ -176,7 +176,8 @@ def forward(
     backend: str = "xla",
 ) -> tuple[jax.Array, KVCache]:
     """Runs one step of the model as a pure function; see `Llama`."""
-    return Llama(config, backend).apply({"params": params}, batch, cache)
+    model: Any = Llama(config, backend)
+    return model.apply({"params": params}, batch, cache)
 
 
 def param_shapes(config: ModelConfig) -> Params:
@@ -200,6 +201,12 @@ def _init(config: ModelConfig, key: jax.Array) -> Params:
     attention = AttentionMetadata(one[None], one, one, none, none, one, one, none)
     batch = TokenBatch(one, one, one, attention, one)
     cache = init_kv_cache(
-        config.num_layers, 1, 1, config.num_kv_heads, config.head_dim, config.dtype
+        config.num_layers,
+        1,
+        1,
+        config.num_kv_heads,
+        config.head_dim,
+        jnp.dtype(config.dtype),
     )
-    return Llama(config, "reference").init(key, batch, cache)["params"]
+    model: Any = Llama(config, "reference")
+    return model.init(key, batch, cache)["params"]
