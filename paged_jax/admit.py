@@ -40,12 +40,13 @@ def admit(
 ) -> tuple[SchedulerState, jax.Array]:
     """Admits requests from the head of the queue while they fit.
 
-    Head of line blocks: nobody overtakes. A request fits if a row is free, if the memory
-    manager can grant its blocks and leave the watermark (paper's artifact: 1% of the
-    blocks) beside what the running sequences need in this step, and if the step's token budget has room: for one token of it if prompts may
-    be chunked, else for all. Under static batching a batch is admitted only when the
-    last one is over, all in one step, and no larger than what fits at its members' full
-    lengths; the token budget then spreads its prompts over steps.
+    Head of line blocks: nobody overtakes. A request fits if a row is free, if the
+    memory manager can grant its blocks and leave the watermark (paper's artifact: 1% of
+    the blocks) beside what the running sequences need in this step, and if the step's
+    token budget has room: for one token of it if prompts may be chunked, else for all.
+    Under static batching a batch is admitted only when the last one is over, all in one
+    step, and no larger than what fits at its members' full lengths; the token budget
+    then spreads its prompts over steps.
 
     A request that does not fit with nothing else in the batch never will, and is
     rejected.

@@ -13,10 +13,11 @@ class TokenBatch(NamedTuple):
     Attributes:
       tokens: i32[N]. Token ids; 0 for padding.
       positions: i32[N]. Position of each token in its sequence; 0 for padding.
-      slots: i32[N]. Slot that takes the token's key and value; 0 (null block) for padding.
+      slots: i32[N]. Slot that takes the token's key and value; 0 (null block) for
+        padding.
       attention: what each token attends to.
-      sample_index: i32[M]. Which tokens' hidden states go through the head. Entries past
-        the number of sampled tokens are 0, and their logits are not used.
+      sample_index: i32[M]. Which tokens' hidden states go through the head. Entries
+        past the number of sampled tokens are 0, and their logits are not used.
     """
 
     tokens: jax.Array

@@ -1,4 +1,4 @@
-"""Settings of the engine, and the static part of them that a compiled step depends on."""
+"""Settings of the engine, and the part of them that is compiled into a step."""
 
 import dataclasses
 
@@ -28,8 +28,8 @@ class EngineConfig:
       max_prefixes: prefixes that can be registered at once.
       token_budget: most tokens computed in one step.
       chunked_prefill: whether a prompt may be computed over several steps, so that it
-        never keeps the decoding sequences waiting. If not, prompts longer than the token
-        budget are refused.
+        never keeps the decoding sequences waiting. If not, prompts longer than the
+        token budget are refused.
       watermark: share of the blocks that admission leaves free, so that the running
         sequences do not run out at once (vLLM uses 0.01).
       memory: `paged`, or a contiguous reservation made at admission: `max` (the model
@@ -156,8 +156,8 @@ class StepConfig:
     """The static settings of a compiled step; a static, hashable argument.
 
     What is not here does not recompile: the batching policy and each request's
-    reservation are values in the state, so that `max`, `pow2` and `oracle`, `static` and
-    `continuous` share one program.
+    reservation are values in the state, so that `max`, `pow2` and `oracle`, `static`
+    and `continuous` share one program.
 
     Attributes:
       block_size: B, tokens in a block.

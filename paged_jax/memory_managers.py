@@ -1,9 +1,9 @@
 """Memory managers: who decides which blocks a sequence gets, and when.
 
 A manager is a `MemoryManager`: a handful of functions that the scheduler calls, all of
-them with the same block tables and the same KV layout, so that the model and the kernels
-cannot tell one manager from another. To add one, write such a value and register it in
-`MANAGERS`.
+them with the same block tables and the same KV layout, so that the model and the
+kernels cannot tell one manager from another. To add one, write such a value and
+register it in `MANAGERS`.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,12 @@ class MemoryManager(NamedTuple):
         submission: tokens that a contiguous reservation is made for.
       init: `(config) -> pool`.
       fits: `(config, pool, sequences, requests, slot, headroom) -> bool[]`, whether a
-        waiting request can be granted its first blocks and leave `headroom` blocks free.
+        waiting request can be granted its first blocks and leave `headroom` blocks
+        free.
       grant: `(config, pool, sequences, requests, slot, row) -> (pool, sequences)`; the
         request fits.
-      release: `(config, pool, sequences, row) -> (pool, sequences)`; the row has blocks.
+      release: `(config, pool, sequences, row) -> (pool, sequences)`; the row has
+        blocks.
       peak_blocks: `(config, sequences, requests, slot) -> i32[]`, blocks that a request
         may come to hold; a static batch is not admitted beyond the sum of these.
       num_free: `(pool) -> i32[]`, free blocks.
@@ -42,8 +44,10 @@ class MemoryManager(NamedTuple):
     grows: bool
 
     def on_device(self) -> "MemoryManager":
-        """Returns the part that is compiled: managers that differ on the host only,
-        in what they reserve, then share one program."""
+        """Returns the part that is compiled.
+
+        Managers that differ on the host only, in what they reserve, share one program.
+        """
         return self._replace(reserve=reserve_nothing)
 
 

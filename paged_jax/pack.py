@@ -85,7 +85,7 @@ def pack(
 
 
 def _owner(stop_at: jax.Array, size: int) -> jax.Array:
-    """Returns for each of `size` places the first entry whose running sum exceeds it."""
+    """Returns for each of `size` places the first entry whose running sum is beyond."""
     place = jnp.arange(size, dtype=jnp.int32)
     index = jnp.searchsorted(stop_at, place, side="right", method="compare_all")
     return jnp.minimum(index, stop_at.shape[0] - 1).astype(jnp.int32)

@@ -19,7 +19,7 @@ VictimRule = Callable[[SchedulerState], jax.Array]
 
 
 def latest_arrival(state: SchedulerState) -> jax.Array:
-    """The running sequence whose request arrived last: earlier ones are served first."""
+    """The running sequence whose request arrived last: first come, first served."""
     arrival = state.requests.arrival[state.sequences.request]
     running = state.sequences.status == SequenceStatus.RUNNING
     lowest = jnp.iinfo(jnp.int32).min

@@ -123,7 +123,7 @@ def keep_top_k(scores: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def keep_top_p(weights: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Zeroes all but the smallest set of tokens that hold a share `top_p` of the weight.
+    """Zeroes all but the smallest set of tokens with a share `top_p` of the weight.
 
     Args:
       weights: f32[M, V], 0 or more.

@@ -17,8 +17,8 @@ class SchedulerState:
     """All that scheduling reads and writes: everything but the keys and values.
 
     Attributes:
-      pool: free blocks and reference counts (`BlockPool`), or the chunks of a contiguous
-        memory manager (`BuddyPool`).
+      pool: free blocks and reference counts (`BlockPool`), or the chunks of a
+        contiguous memory manager (`BuddyPool`).
       sequences: the sequences that have blocks.
       requests: all requests on the device.
       queue: the requests that wait.
@@ -48,7 +48,7 @@ class EngineState:
 
 
 def active_rows(sequences: Sequences) -> jax.Array:
-    """Returns bool[S]: rows that a batch counts, running or finished but not retired."""
+    """Returns bool[S]: rows of the batch, running or ended but not retired."""
     return (sequences.status == 1) | (sequences.status == 2)
 
 

@@ -127,7 +127,8 @@ def _plan(program: Program, state: EngineState) -> tuple[EngineState, Plan]:
 def step(program: Program, params: Params, state: EngineState) -> EngineState:
     """Takes one step: schedule, copy on write, forward, sample, commit.
 
-    The bucket, the number of tokens that the step is padded to, is chosen on the device.
+    The bucket, the number of tokens that the step is padded to, is chosen on the
+    device.
 
     Args:
       program: the static part.

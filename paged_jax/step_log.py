@@ -44,9 +44,9 @@ def write_log(
     """Adds one row to the log; nothing is compiled if the log has no rows.
 
     A physical block that r table entries name counts 1 / r in each of them, so that
-    shared slots count once. What contiguous memory grants beyond the tokens it estimated
-    (the rounding of a chunk) counts as neither reservation nor internal: the paper's
-    artifact adds it to the external part.
+    shared slots count once. What contiguous memory grants beyond the tokens it
+    estimated (the rounding of a chunk) counts as neither reservation nor internal: the
+    paper's artifact adds it to the external part.
 
     Args:
       config: static settings.
@@ -65,28 +65,8 @@ def write_log(
     after = sequences.length + plan.chunk
     final = requests.max_len[sequences.request]
     granted = sequences.num_blocks * config.block_size
-    counted = active
-    if config.sharing:
-        # A held prefix is live while somebody shares it.
-        users = requests.prefix_row[sequences.request]
-        users = jnp.where(active, users, -1)
-        rows = jnp.arange(sequences.num_rows)
-        used = jnp.any(users[None, :] == rows[:, None], axis=1)
-        counted = active | ((sequences.status == SequenceStatus.HELD) & used)
-        column = jnp.arange(sequences.table_width, dtype=jnp.int32)
-        named = counted[:, None] & (column[None, :] < sequences.num_blocks[:, None])
-        references = state.pool.ref_count[sequences.block_table]
-        share = jnp.where(named, 1.0 / jnp.maximum(references, 1), 0.0)
-        filled = after[:, None] - column[None, :] * config.block_size
-        filled = jnp.clip(filled, 0, config.block_size)
-        live_rows = running | (sequences.status == SequenceStatus.HELD)
-        live = jnp.sum(jnp.where(live_rows[:, None], share * filled, 0.0))
-        physical = jnp.round(jnp.sum(share))
-        reserved = physical * config.block_size
-    else:
-        live = jnp.sum(jnp.where(running, after, 0))
-        physical = jnp.sum(jnp.where(counted, sequences.num_blocks, 0))
-        reserved = physical * config.block_size
+    live, physical = _distinct(config, state, after)
+    reserved = physical * config.block_size
     if manager.grows:
         expected = granted
     else:
@@ -95,7 +75,7 @@ def write_log(
     # Rows that have ended keep their slots until the batch is over: none is used again.
     ended = active & ~running
     unused = jnp.where(running, expected - jnp.minimum(final, expected), 0)
-    unused += jnp.where(ended, expected, 0)
+    unused += jnp.where(ended, granted, 0)
 
     row = {
         Field.ITERATION: state.iteration,
@@ -122,3 +102,47 @@ def write_log(
         log=state.log.at[state.log_count].set(values),
         log_count=state.log_count + 1,
     )
+
+
+def _distinct(
+    config: StepConfig, state: SchedulerState, filled: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Counts live slots and granted blocks, shared ones once.
+
+    Args:
+      config: static settings.
+      state: scheduler's state.
+      filled: i32[S], tokens in each row's blocks.
+
+    Returns:
+      f32[], slots that hold a token of a running sequence; f32[], distinct blocks of
+      the sequences of the batch, and of held prefixes while somebody shares them.
+    """
+    sequences, requests = state.sequences, state.requests
+    running = sequences.status == SequenceStatus.RUNNING
+    active = active_rows(sequences)
+
+    def apart() -> tuple[jax.Array, jax.Array]:
+        live = jnp.sum(jnp.where(running, filled, 0))
+        physical = jnp.sum(jnp.where(active, sequences.num_blocks, 0))
+        return live.astype(jnp.float32), physical.astype(jnp.float32)
+
+    if not config.sharing:
+        return apart()
+    prefix = jnp.where(active, requests.prefix_row[sequences.request], -1)
+    rows = jnp.arange(sequences.num_rows)
+    used = jnp.any(prefix[None, :] == rows[:, None], axis=1)
+
+    def together() -> tuple[jax.Array, jax.Array]:
+        held = (sequences.status == SequenceStatus.HELD) & used
+        column = jnp.arange(sequences.table_width, dtype=jnp.int32)[None, :]
+        named = (active | held)[:, None] & (column < sequences.num_blocks[:, None])
+        references = state.pool.ref_count[sequences.block_table]
+        share = jnp.where(named, 1.0 / jnp.maximum(references, 1), 0.0)
+        tokens = jnp.clip(
+            filled[:, None] - column * config.block_size, 0, config.block_size
+        )
+        live = jnp.where((running | held)[:, None], share * tokens, 0.0)
+        return jnp.round(jnp.sum(live)), jnp.round(jnp.sum(share))
+
+    return jax.lax.cond(jnp.any(used), together, apart)

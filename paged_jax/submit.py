@@ -1,10 +1,12 @@
 """Submit: requests enter the state, in batches of a fixed size."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax.config import StepConfig
 from paged_jax.kv_cache import KVCache
@@ -19,6 +21,23 @@ from paged_jax.requests import (
 from paged_jax.sequences import init_sequences
 from paged_jax.state import EngineState, SchedulerState
 from paged_jax.step_log import Field
+
+
+class NewRequest(NamedTuple):
+    """One request on its way to the device; fields as in `NewRequests`."""
+
+    slot: int
+    tokens: Sequence[int]
+    max_len: int
+    reserved_len: int
+    arrival: int
+    prefix_row: int
+    stop_ids: Sequence[int]
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+    key: tuple[int, int]
 
 
 class NewRequests(NamedTuple):
@@ -47,6 +66,42 @@ class NewRequests(NamedTuple):
     prefix_row: jax.Array
     stop_ids: jax.Array
     sampling: SamplingState
+
+
+def pack_requests(
+    config: StepConfig, batch: Sequence[NewRequest], width: int
+) -> NewRequests:
+    """Returns up to `width` requests as arrays of `width` rows, padded."""
+
+    def column(values: Sequence, fill: float, dtype: type = np.int32) -> jax.Array:
+        return jnp.array([*values, *[fill] * (width - len(batch))], dtype)
+
+    def table(rows: Sequence[Sequence[int]], columns: int, fill: int) -> jax.Array:
+        out = np.full((width, columns), fill, np.int32)
+        for row, values in zip(out, rows):
+            row[: len(values)] = values
+        return jnp.array(out)
+
+    keys = np.zeros((width, 2), np.uint32)
+    keys[: len(batch)] = [r.key for r in batch] or keys[:0]
+    return NewRequests(
+        count=jnp.int32(len(batch)),
+        slots=column([r.slot for r in batch], config.num_requests),
+        tokens=table([r.tokens for r in batch], config.max_model_len, 0),
+        prompt_len=column([len(r.tokens) for r in batch], 0),
+        max_len=column([r.max_len for r in batch], 0),
+        reserved_len=column([r.reserved_len for r in batch], 0),
+        arrival=column([r.arrival for r in batch], 0),
+        prefix_row=column([r.prefix_row for r in batch], -1),
+        stop_ids=table([r.stop_ids for r in batch], config.max_stop_ids, -1),
+        sampling=SamplingState(
+            temperature=column([r.temperature for r in batch], 0, np.float32),
+            top_p=column([r.top_p for r in batch], 1, np.float32),
+            min_p=column([r.min_p for r in batch], 0, np.float32),
+            top_k=column([r.top_k for r in batch], 0),
+            key=jnp.array(keys),
+        ),
+    )
 
 
 def init_scheduler(
@@ -78,8 +133,10 @@ def init_state(
     cache: KVCache,
     static_batching: bool = False,
 ) -> EngineState:
-    """Returns an engine's state with nothing in it; every leaf is a buffer of its own,
-    so that all of them can be donated."""
+    """Returns an engine's state with nothing in it.
+
+    Every leaf is a buffer of its own, so that all of them can be donated.
+    """
     state = EngineState(init_scheduler(config, manager, static_batching), cache)
     return jax.tree.map(lambda x: x.copy(), state)
 

@@ -1,0 +1,21 @@
+"""The debug mode: the invariants of the state, checked between steps."""
+
+import jax
+from jax.experimental import checkify
+
+from paged_jax.block_pool import BlockPool
+from paged_jax.invariants import assert_blocks
+from paged_jax.state import SchedulerState
+
+_checked = jax.jit(checkify.checkify(assert_blocks))
+
+
+def raise_if_broken(state: SchedulerState) -> None:
+    """Checks the block pool against the block tables; contiguous memory has no counts.
+
+    Raises:
+      checkify.JaxRuntimeError: an invariant does not hold; its name and the counts.
+    """
+    if isinstance(state.pool, BlockPool):
+        error, _ = _checked(state.pool, state.sequences)
+        error.throw()

@@ -1,0 +1,151 @@
+"""The device's side of an engine: its state, and the programs that act on it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax import debug
+from paged_jax.config import EngineConfig
+from paged_jax.kv_cache import init_kv_cache
+from paged_jax.memory_managers import MemoryManager
+from paged_jax.models.config import ModelConfig
+from paged_jax.programs import Outputs, Programs, Report, compile_programs
+from paged_jax.requests import RequestStatus
+from paged_jax.state import EngineState
+from paged_jax.stats import EngineStats
+from paged_jax.step import Params, Program
+from paged_jax.submit import NewRequest, init_state, pack_requests
+
+
+class DeviceLoop:
+    """Holds the state of a serving loop, and runs it.
+
+    Each method hands arrays to a compiled program that donates the state. Reads happen
+    in `run` and `collect` only, and are counted.
+
+    Attributes:
+      state: the state; the next call donates its buffers.
+      stats: what was counted.
+      has_work: whether a step would do anything, as last read.
+      width: W, requests handed over at a time.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        manager: MemoryManager,
+        config: EngineConfig,
+        model: ModelConfig,
+        params: Params,
+    ):
+        """Allocates the state; nothing is compiled yet."""
+        self.width = config.max_seqs
+        self.stats = EngineStats()
+        self.has_work = False
+        self._program = program
+        self._params = params
+        self._debug = config.debug
+        self._null = config.max_requests
+        self._programs: Programs | None = None
+        self._iteration = 0
+        self._span = (0.0, 0.0, 0, 1)  # of the last run: start, end, first step, steps
+        cache = init_kv_cache(
+            model.num_layers,
+            program.config.num_blocks,
+            program.config.block_size,
+            model.num_kv_heads,
+            model.head_dim,
+            jnp.dtype(config.kv_dtype or model.dtype),
+        )
+        self.state: EngineState = init_state(
+            program.config, manager, cache, config.batching == "static"
+        )
+
+    @property
+    def programs(self) -> Programs:
+        """The compiled programs; compiles them if that has not been done."""
+        if self._programs is None:
+            self._programs = compile_programs(
+                self._program, self._params, self.state, self._pack([])
+            )
+        return self._programs
+
+    def warmup(self) -> None:
+        """Runs each program once on nothing, so that serving compiles nothing."""
+        padding = self._slots([])
+        state = self.programs.submit(self.state, self._pack([]))
+        state = self.programs.cancel(state, padding, jnp.zeros_like(padding))
+        state = self.programs.clear(state, padding)
+        jax.block_until_ready(self.programs.collect(state, padding))
+        self.state, _, _ = self.programs.run(self._params, state, jnp.int32(1))
+
+    def submit(self, requests: Sequence[NewRequest]) -> None:
+        """Puts at most `width` requests into their slots and at the end of the queue."""
+        self.state = self.programs.submit(self.state, self._pack(requests))
+        self.has_work = True
+
+    def run(self, steps: int) -> Report:
+        """Runs at most `steps` steps (1 if debugging), and reads the report."""
+        started = time.perf_counter()
+        self.state, report, reads = self.programs.run(
+            self._params, self.state, jnp.int32(1 if self._debug else steps)
+        )
+        self.stats.host_syncs += reads
+        report: Report = self._read(report)
+        ended = time.perf_counter()
+        taken = int(report.iteration) - self._iteration
+        self._span = (started, ended, self._iteration, max(taken, 1))
+        self._iteration = int(report.iteration)
+        self.has_work = bool(report.has_work)
+        self.stats.iterations += taken
+        self.stats.device_seconds += ended - started
+        if report.log.shape[0]:
+            self.stats.log_parts.append(report.log[: int(report.log_count)].copy())
+        if self._debug:
+            debug.raise_if_broken(self.state.scheduler)
+        return report
+
+    def time_of(self, iteration: int) -> float:
+        """Returns when a step of the last run ended, interpolated, in seconds."""
+        started, ended, first, taken = self._span
+        return started + (iteration - first + 1) / taken * (ended - started)
+
+    def collect(self, slots: Sequence[int]) -> list[Outputs]:
+        """Reads the tokens of some requests."""
+        results = []
+        for some in self._batches(slots):
+            read: Outputs = self._read(
+                self.programs.collect(self.state, self._slots(some))
+            )
+            results += [Outputs(*(x[i] for x in read)) for i in range(len(some))]
+        return results
+
+    def cancel(self, slots: Sequence[int], status: RequestStatus) -> None:
+        """Ends requests with a status; their blocks are freed by the next step."""
+        for some in self._batches(slots):
+            ends = jnp.full(self.width, status, jnp.int32)
+            self.state = self.programs.cancel(self.state, self._slots(some), ends)
+            self.has_work = True
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Frees the slots of requests that have ended and were read."""
+        for some in self._batches(slots):
+            self.state = self.programs.clear(self.state, self._slots(some))
+
+    def _read(self, tree: Any) -> Any:
+        """Reads device values: with the bucket loop's, all that the host waits for."""
+        self.stats.host_syncs += 1
+        return jax.device_get(tree)
+
+    def _batches(self, slots: Sequence[int]) -> list[Sequence[int]]:
+        return [slots[i : i + self.width] for i in range(0, len(slots), self.width)]
+
+    def _pack(self, requests: Sequence[NewRequest]):
+        return pack_requests(self._program.config, requests, self.width)
+
+    def _slots(self, slots: Sequence[int]) -> jax.Array:
+        padding = [self._null] * (self.width - len(slots))
+        return jnp.array([*slots, *padding], jnp.int32)

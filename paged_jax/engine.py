@@ -1,0 +1,485 @@
+"""The engine: requests in, text out; the host's side of the serving loop."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paged_jax.config import ConfigError, EngineConfig
+from paged_jax.device_loop import DeviceLoop
+from paged_jax.memory_managers import MANAGERS
+from paged_jax.memory_plan import MemoryPlan
+from paged_jax.model_forward import ModelForward
+from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
+from paged_jax.outputs import RequestOutput
+from paged_jax.preempt import VictimRule, latest_arrival
+from paged_jax.programs import Report
+from paged_jax.request_record import RequestRecord
+from paged_jax.requests import RequestStatus
+from paged_jax.sampling_params import RequestError, SamplingParams
+from paged_jax.state import EngineState
+from paged_jax.stats import EngineStats
+from paged_jax.step import Program
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """Serves requests with a model, in a fixed amount of memory.
+
+    The state of the serving loop is on the device. The host keeps the names and the
+    texts of the requests, and reads a short report after each run of steps.
+
+    Attributes:
+      config: the settings.
+      model: config, parameters and tokenizer.
+      tokenizer: the model's tokenizer; None if prompts come as tokens only.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig | None = None,
+        *,
+        seed: int = 0,
+        victim: VictimRule = latest_arrival,
+    ):
+        """Makes an engine; nothing is compiled before the first step or `warmup`.
+
+        Args:
+          model: config, parameters and tokenizer.
+          config: the settings.
+          seed: of the random draws of requests that have no seed of their own.
+          victim: which running sequence to preempt when blocks run out.
+
+        Raises:
+          ConfigError: a setting that does not go with the model.
+        """
+        self.config = config = config or EngineConfig()
+        self.model = model
+        self.tokenizer = model.tokenizer
+        if config.dtype != model.config.dtype:
+            raise ConfigError(
+                f"dtype is {config.dtype} and the model was loaded as "
+                f"{model.config.dtype}; load it with that dtype"
+            )
+        self._static = config.step_config()
+        self._manager = MANAGERS[config.memory]
+        forward = ModelForward(model.config, config.attention_backend)
+        program = Program(self._static, forward, self._manager.on_device(), victim)
+        self._device = DeviceLoop(
+            program, self._manager, config, model.config, model.params
+        )
+        self._seed = seed
+        self._records: dict[str, RequestRecord] = {}  # not yet returned as finished
+        self._backlog: deque[RequestRecord] = deque()  # no slot on the device yet
+        self._free_slots = deque(range(config.max_requests))
+        self._prefixes: dict[str, RequestRecord] = {}
+        self._ready: list[RequestOutput] = []
+        self._arrivals = 0
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        **kwargs: Any,
+    ) -> "Engine":
+        """Loads a model and makes an engine for it.
+
+        Args:
+          name_or_path: a known name, a Hugging Face directory or a GGUF file.
+          config: the settings; their `dtype` is the one the weights are loaded to.
+          **kwargs: as for `Engine`.
+
+        Raises:
+          CheckpointError: the model cannot be read.
+          ConfigError: a setting that does not go with the model.
+        """
+        config = config or EngineConfig()
+        return cls(load_model(name_or_path, config.dtype), config, **kwargs)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        stream: bool = False,
+    ) -> str:
+        """Puts a request at the end of the queue.
+
+        Args:
+          prompt: text or token ids.
+          params: how its tokens are chosen.
+          request_id: a name not in use; None makes one.
+          stream: whether `step` returns the request whenever it has new tokens, or only
+            when it has ended.
+
+        Returns:
+          The request's name.
+
+        Raises:
+          RequestError: an empty prompt, one that is too long, or a name in use.
+        """
+        params = params or SamplingParams()
+        name = str(self._arrivals) if request_id is None else request_id
+        if name in self._records:
+            raise RequestError(f"request id {name!r} is in use; choose another")
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self._tokenize(prompt)
+        config = self.config
+        if len(tokens) >= config.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and max_model_len is "
+                f"{config.max_model_len}, which must hold one more; shorten the prompt "
+                "or raise max_model_len"
+            )
+        if not config.chunked_prefill and len(tokens) > config.token_budget:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and token_budget is "
+                f"{config.token_budget}; without chunked_prefill a prompt must fit in "
+                "one step: raise token_budget or allow chunks"
+            )
+        record = RequestRecord(
+            name=name,
+            prompt=text,
+            tokens=tokens,
+            params=params,
+            arrival=self._arrivals,
+            arrival_time=time.perf_counter(),
+            tokenizer=self.tokenizer,
+            eos_token_ids=self.model.config.eos_token_ids,
+            stream=stream or bool(params.stop),
+        )
+        record.check(config, self.model.config.vocab_size)
+        self._arrivals += 1
+        self._records[name] = record
+        self._backlog.append(record)
+        return name
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request wherever it is; what it has generated is returned by `step`.
+
+        Raises:
+          RequestError: no such request is being served.
+        """
+        record = self._records.get(request_id)
+        if record is None:
+            raise RequestError(f"no request {request_id!r} is being served")
+        if record in self._backlog:
+            self._backlog.remove(record)
+            self._ready.append(record.output("abort"))
+            del self._records[request_id]
+            return
+        self._device.cancel(_slots([record]), RequestStatus.ABORTED)
+
+    def has_unfinished(self) -> bool:
+        """Whether any request is still to be returned as finished."""
+        return bool(self._records or self._ready)
+
+    def step(self, max_steps: int | None = None) -> list[RequestOutput]:
+        """Runs steps on the device, then returns what is new.
+
+        Args:
+          max_steps: most steps to run; None: `config.steps_per_sync`.
+
+        Returns:
+          Requests that have ended, and streaming ones with new tokens.
+        """
+        limit = self.config.steps_per_sync
+        steps = limit if max_steps is None else min(max_steps, limit)
+        self._flush_backlog()
+        out, self._ready = self._ready, []
+        if self._device.has_work:
+            out += self._gather(self._device.run(steps))
+        return out
+
+    def stream(self, request_id: str) -> Iterator[RequestOutput]:
+        """Yields a request's output as it grows; other requests are served beside it.
+
+        Outputs of those are kept, and returned by the next `step`.
+        """
+        record = self._records.get(request_id)
+        if record is None:
+            raise RequestError(f"no request {request_id!r} is being served")
+        record.stream = True
+        finished = False
+        while not finished:
+            others = []
+            for output in self.step():
+                if output.request_id == request_id:
+                    finished = output.finished
+                    yield output
+                else:
+                    others.append(output)
+            self._ready += others
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Serves prompts to their ends.
+
+        Args:
+          prompts: one prompt or several, as text or token ids.
+          params: one for all, or one for each.
+
+        Returns:
+          One output for each prompt, in their order.
+
+        Raises:
+          RequestError: a prompt that cannot be served; then none is submitted.
+        """
+        many = _as_list(prompts)
+        each = params if isinstance(params, Sequence) else [params] * len(many)
+        if len(each) != len(many):
+            raise RequestError(
+                f"{len(many)} prompts and {len(each)} SamplingParams; give one for all "
+                "or one for each"
+            )
+        names: list[str] = []
+        try:
+            for prompt, one in zip(many, each, strict=True):
+                names.append(self.submit(prompt, one))
+        except RequestError:
+            for name in names:
+                self._backlog.remove(self._records.pop(name))
+            raise
+        done: dict[str, RequestOutput] = {}
+        others = []
+        wanted = set(names)
+        while len(done) < len(names):
+            for output in self.step():
+                if output.request_id not in wanted:
+                    others.append(output)
+                elif output.finished:
+                    done[output.request_id] = output
+        self._ready += others
+        return [done[name] for name in names]
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Like `generate`, for conversations: `[{"role": "user", "content": ...}]`.
+
+        The model's chat template turns each into a prompt.
+        """
+        several = (
+            messages if messages and not isinstance(messages[0], dict) else [messages]
+        )
+        prompts = [self.chat_prompt(one) for one in several]  # type: ignore[arg-type]
+        return self.generate(prompts, params)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
+        """Returns the text that the model's chat template makes of a conversation."""
+        if self.tokenizer is None:
+            raise RequestError("the model came without a tokenizer; pass token ids")
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+
+    # ------------------------------------------------------------------ prefixes
+
+    def register_prefix(self, prompt: Prompt) -> str:
+        """Computes a prefix and holds its blocks, once for all requests that share it.
+
+        Requests submitted from now on whose prompts start with it share its blocks; the
+        partly filled last one is copied when it is first written. Requests in service
+        go on meanwhile; what they return is kept for the next `step`.
+
+        Args:
+          prompt: text or token ids. Of a text, the longest run of whole tokens that any
+            continuation keeps is up to the tokenizer: end it at a natural border.
+
+        Returns:
+          The prefix's name, for `release_prefix`.
+
+        Raises:
+          RequestError: sharing is off, too many prefixes, or no room for it.
+        """
+        if not self._static.sharing:
+            raise RequestError(
+                "sharing is off: it needs memory='paged', sharing=True and "
+                "max_prefixes of 1 or more"
+            )
+        if len(self._prefixes) >= self.config.max_prefixes:
+            raise RequestError(
+                f"{len(self._prefixes)} prefixes are registered and max_prefixes is "
+                f"{self.config.max_prefixes}; release one or raise max_prefixes"
+            )
+        name = self.submit(prompt, SamplingParams(max_tokens=1))
+        record = self._records.pop(name)
+        record.is_prefix = True
+        record.arrival -= 2**30  # the last one to be preempted
+        self._prefixes[name] = record
+        self._backlog.remove(record)
+        self._backlog.appendleft(record)
+        others = []
+        while record.row is None and not record.failed:
+            others += self.step()
+        self._ready += others
+        if record.failed:
+            del self._prefixes[name]
+            raise RequestError(
+                f"the prefix of {len(record.tokens)} tokens does not fit in "
+                f"{self._static.num_blocks} blocks of {self._static.block_size}; "
+                "shorten it or raise num_blocks"
+            )
+        return name
+
+    def release_prefix(self, name: str) -> None:
+        """Lets a prefix go; its blocks are freed when the last sharer has ended.
+
+        Raises:
+          RequestError: no such prefix.
+        """
+        record = self._prefixes.pop(name, None)
+        if record is None:
+            raise RequestError(
+                f"no prefix {name!r} is registered; registered: "
+                f"{', '.join(self._prefixes) or 'none'}"
+            )
+        self._device.cancel(_slots([record]), RequestStatus.ABORTED)
+        self._free([record])
+
+    # ------------------------------------------------------------------ inspection
+
+    def warmup(self) -> None:
+        """Compiles all programs and runs each one, so that serving compiles nothing."""
+        self._device.warmup()
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """Where the memory goes; compiles the step if that has not been done."""
+        cache = self._device.state.cache
+        return MemoryPlan(
+            weights=sum(x.nbytes for x in jax.tree.leaves(self.model.params)),
+            activations=self._device.programs.activation_bytes,
+            block=cache.nbytes // cache.k.shape[1],
+            num_blocks=self._static.num_blocks,
+            block_size=self._static.block_size,
+            max_model_len=self._static.max_model_len,
+        )
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling took, or loading from the persistent cache."""
+        return self._device.programs.compile_seconds
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's state, to look at; the next step donates its buffers."""
+        return self._device.state
+
+    @property
+    def stats(self) -> EngineStats:
+        """What was counted since the last `reset_stats`."""
+        return self._device.stats
+
+    @property
+    def log(self) -> np.ndarray:
+        """The steps since the last `reset_stats`, f32[iterations, F] (`Field`)."""
+        return self.stats.log
+
+    def reset_stats(self) -> None:
+        """Starts counting anew."""
+        self._device.stats = EngineStats()
+
+    # ------------------------------------------------------------------ internals
+
+    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("the model came without a tokenizer; pass token ids")
+            tokens = self.tokenizer.encode(prompt)
+        else:
+            tokens = prompt
+        if len(tokens) == 0:
+            raise RequestError("the prompt is empty; give it at least one token")
+        return tuple(int(token) for token in tokens)
+
+    def _flush_backlog(self) -> None:
+        """Moves requests from the host's backlog to free slots on the device."""
+        while self._backlog and self._free_slots:
+            batch = []
+            while (
+                self._backlog and self._free_slots and len(batch) < self._device.width
+            ):
+                record = self._backlog.popleft()
+                record.slot = self._free_slots.popleft()
+                record.prefix_row = self._matching_prefix(record)
+                batch.append(record.new_request(self.config, self._manager, self._seed))
+            self._device.submit(batch)
+
+    def _matching_prefix(self, record: RequestRecord) -> int:
+        """Returns the row of the longest registered prefix of a prompt, or -1."""
+        best, row = 0, -1
+        for prefix in self._prefixes.values():
+            size = len(prefix.tokens)
+            if prefix.row is not None and best < size <= len(record.tokens):
+                if record.tokens[:size] == prefix.tokens:
+                    best, row = size, prefix.row
+        return row
+
+    def _gather(self, report: Report) -> list[RequestOutput]:
+        """Reads what the report says is new, and frees the slots of ended requests."""
+        changed: list[RequestRecord] = []
+        for record in [*self._records.values(), *self._prefixes.values()]:
+            if record.slot is None:
+                continue
+            new_tokens = record.update(
+                RequestStatus(int(report.status[record.slot])),
+                int(report.length[record.slot]),
+                report.timeline[record.slot],
+                self._device.time_of,
+            )
+            self.stats.output_tokens += new_tokens
+            if record.is_prefix:
+                self._settle_prefix(record, report)
+            elif record.ended or (record.stream and new_tokens):
+                changed.append(record)
+        outputs = self._device.collect(_slots(changed))
+        for record, output in zip(changed, outputs, strict=True):
+            record.take_tokens(output)
+        stopped = [r for r in changed if r.stop_string_found and not r.ended]
+        self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
+        done = [r for r in changed if r.ended or r.stop_string_found]
+        self._free(done)
+        for record in done:
+            del self._records[record.name]
+        return [record.output() for record in changed]
+
+    def _settle_prefix(self, record: RequestRecord, report: Report) -> None:
+        """Notes where a prefix is held, or that it cannot be."""
+        if record.status == RequestStatus.HELD and record.row is None:
+            record.row = int(np.flatnonzero(report.row == record.slot)[0])
+        elif record.ended:
+            record.failed = True
+            self._free([record])
+
+    def _free(self, records: list[RequestRecord]) -> None:
+        """Frees the slots of records that are done with."""
+        self._device.clear(_slots(records))
+        self._free_slots.extend(_slots(records))
+        for record in records:
+            record.slot = None
+
+
+def _slots(records: Sequence[RequestRecord]) -> list[int]:
+    return [record.slot for record in records if record.slot is not None]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Returns the prompts as a list: one text or one list of token ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], (int, np.integer)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,221 @@
+"""The compiled programs of an engine, shared by all engines that look the same."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.cancel import cancel
+from paged_jax.state import EngineState, SchedulerState, has_work
+from paged_jax.step import (
+    Params,
+    Pending,
+    Program,
+    begin_bucket_loop,
+    run_bucket,
+    run_steps,
+)
+from paged_jax.submit import NewRequests, clear, submit
+
+# Before jax 0.11 a switch inside a loop copies the cache: the host chooses the bucket.
+BUCKET_ON_DEVICE = jax.__version_info__ >= (0, 11)
+
+
+class Report(NamedTuple):
+    """What the host reads after a run of steps; everything else stays on the device.
+
+    Attributes:
+      status: i32[R + 1]. `RequestStatus` of each request.
+      length: i32[R + 1]. Tokens of each request, prompt and output.
+      timeline: i32[R + 1, 3]. See `Requests`.
+      row: i32[S]. Request of each sequence row.
+      iteration: i32[]. Steps taken since the start.
+      has_work: bool[]. Whether another step would do anything.
+      log: f32[G, F]. The log; its first `log_count` rows are new.
+      log_count: i32[].
+    """
+
+    status: jax.Array
+    length: jax.Array
+    timeline: jax.Array
+    row: jax.Array
+    iteration: jax.Array
+    has_work: jax.Array
+    log: jax.Array
+    log_count: jax.Array
+
+
+class Outputs(NamedTuple):
+    """Tokens of some requests: i32[W, M], f32[W, M], i32[W, M, A], f32[W, M, A]."""
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+
+
+class Programs(NamedTuple):
+    """Compiled functions; those that take the state donate it.
+
+    Attributes:
+      run: `(params, state, max_steps) -> (state, Report, host reads)`.
+      submit: `(state, NewRequests) -> state`.
+      clear: `(state, slots i32[W]) -> state`.
+      cancel: `(state, slots i32[W], status i32[W]) -> state`.
+      collect: `(state, slots i32[W]) -> Outputs`; donates nothing.
+      activation_bytes: temporaries of the largest program.
+      compile_seconds: what compiling took, or loading from the persistent cache.
+    """
+
+    run: Callable[..., tuple[EngineState, Report, int]]
+    submit: Callable[[EngineState, NewRequests], EngineState]
+    clear: Callable[[EngineState, jax.Array], EngineState]
+    cancel: Callable[[EngineState, jax.Array, jax.Array], EngineState]
+    collect: Callable[[EngineState, jax.Array], Outputs]
+    activation_bytes: int
+    compile_seconds: float
+
+
+def _report(state: EngineState) -> tuple[EngineState, Report]:
+    """Reads the report off, and starts a new log."""
+    scheduler = state.scheduler
+    requests = scheduler.requests
+    report = Report(
+        status=requests.status,
+        length=requests.length,
+        timeline=requests.timeline,
+        row=scheduler.sequences.request,
+        iteration=scheduler.iteration,
+        has_work=has_work(scheduler),
+        log=scheduler.log,
+        log_count=scheduler.log_count,
+    )
+    scheduler = dataclasses.replace(scheduler, log_count=jnp.int32(0))
+    return dataclasses.replace(state, scheduler=scheduler), report
+
+
+def _run_and_report(
+    program: Program, params: Params, state: EngineState, max_steps: jax.Array
+) -> tuple[EngineState, Report]:
+    return _report(run_steps(program, params, state, max_steps))
+
+
+def _collect(state: EngineState, slots: jax.Array) -> Outputs:
+    requests = state.scheduler.requests
+    return Outputs(
+        requests.tokens[slots],
+        requests.logprobs[slots],
+        requests.top_ids[slots],
+        requests.top_logprobs[slots],
+    )
+
+
+def _on_scheduler(
+    function: Callable[..., SchedulerState],
+) -> Callable[..., EngineState]:
+    """Lifts a function of the scheduler's state to one of the engine's."""
+
+    def lifted(state: EngineState, *args: Any) -> EngineState:
+        scheduler = function(state.scheduler, *args)
+        return dataclasses.replace(state, scheduler=scheduler)
+
+    return lifted
+
+
+def compile_programs(
+    program: Program, params: Params, state: EngineState, new: NewRequests
+) -> Programs:
+    """Compiles an engine's programs, or returns those of an equal engine.
+
+    Args:
+      program: the static part.
+      params: the model's parameters, or their shapes.
+      state: a state of the right shapes.
+      new: requests of the right shapes.
+    """
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state, new)
+    )
+    leaves, structure = jax.tree.flatten(shapes)
+    return _compile(program, tuple(leaves), structure)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
+    params, state, new = jax.tree.unflatten(structure, leaves)
+    started = time.perf_counter()
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    slots = jax.ShapeDtypeStruct(new.slots.shape, jnp.int32)
+    if BUCKET_ON_DEVICE:
+        compiled = (
+            jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
+            .lower(program, params, state, count)
+            .compile()
+        )
+        run, largest = _run_with_switch(compiled), [compiled]
+    else:
+        run, largest = _compile_bucket_loops(program, params, state, count)
+
+    def aot(function: Callable, donate: tuple[int, ...], *args: Any) -> Callable:
+        return jax.jit(function, donate_argnums=donate).lower(*args).compile()
+
+    return Programs(
+        run=run,
+        submit=aot(_on_scheduler(submit), (0,), state, new),
+        clear=aot(_on_scheduler(clear), (0,), state, slots),
+        cancel=aot(_on_scheduler(cancel), (0,), state, slots, slots),
+        collect=aot(_collect, (), state, slots),
+        activation_bytes=max(c.memory_analysis().temp_size_in_bytes for c in largest),
+        compile_seconds=time.perf_counter() - started,
+    )
+
+
+def _run_with_switch(compiled: Callable) -> Callable:
+    def run(params: Params, state: EngineState, max_steps: jax.Array):
+        state, report = compiled(params, state, max_steps)
+        return state, report, 0
+
+    return run
+
+
+def _compile_bucket_loops(
+    program: Program, params: Params, state: EngineState, count: Any
+) -> tuple[Callable, list[Any]]:
+    """Compiles one loop for each bucket, and the function that goes between them."""
+    begin = (
+        jax.jit(begin_bucket_loop, static_argnums=0, donate_argnums=1)
+        .lower(program, state, count)
+        .compile()
+    )
+    pending = jax.eval_shape(
+        functools.partial(begin_bucket_loop, program), state, count
+    )[1]
+    loop = jax.jit(run_bucket, static_argnums=(0, 1), donate_argnums=(3, 4))
+    loops = [
+        loop.lower(program, bucket, params, state, pending, count).compile()
+        for bucket in range(len(program.config.buckets) + 1)
+    ]
+    report = jax.jit(_report, donate_argnums=0).lower(state).compile()
+
+    def run(params: Params, state: EngineState, max_steps: jax.Array):
+        state, pending = begin(state, max_steps)
+        reads = 0
+        while True:
+            bucket = _next_bucket(pending)
+            reads += 1
+            if bucket < 0:
+                break
+            state, pending = loops[bucket](params, state, pending, max_steps)
+        state, result = report(state)
+        return state, result, reads
+
+    return run, loops
+
+
+def _next_bucket(pending: Pending) -> int:
+    """Reads which bucket comes next: a host sync."""
+    return int(jax.device_get(pending.bucket))

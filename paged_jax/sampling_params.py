@@ -1,0 +1,70 @@
+"""What a user asks of the tokens of a request; names and defaults as in vLLM."""
+
+import dataclasses
+from collections.abc import Sequence
+
+
+class RequestError(ValueError):
+    """A request that cannot be served; the message is one line for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a request are chosen, and when it ends.
+
+    Attributes:
+      n: sequences to generate; only 1 for now.
+      temperature: divides the logits; 0 is greedy.
+      top_k: keep the k most likely tokens; 0 or -1 keeps all.
+      top_p: keep the smallest set of tokens whose probabilities sum to this; 1 keeps
+        all.
+      min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
+      seed: makes the random draws of this request repeatable; None takes one from the
+        engine's seed and the order of arrival.
+      max_tokens: most tokens to generate; fewer if the model length is reached.
+      stop: strings that end the output; they are not part of it.
+      stop_token_ids: tokens that end the output, beside the model's end-of-text.
+      ignore_eos: whether to go on past end-of-text.
+      logprobs: number of alternatives whose log-probabilities are reported for each
+        token, beside its own; None reports none.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        """Raises RequestError for a value out of range."""
+        if self.n != 1:
+            raise RequestError(
+                f"n is {self.n}; only n=1 is served so far: submit the prompt n times"
+            )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not s for s in stop):
+            raise RequestError(
+                "stop has an empty string; every output would end at once"
+            )
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 or more")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        if self.logprobs is not None:
+            _check(self.logprobs >= 0, "logprobs", self.logprobs, "None, 0 or more")
+        if self.seed is not None:
+            _check(0 <= self.seed < 2**64, "seed", self.seed, "from 0 to 2**64 - 1")
+
+
+def _check(holds: bool, name: str, value: float, allowed: str) -> None:
+    if not holds:
+        raise RequestError(f"{name} is {value}; it must be {allowed}")

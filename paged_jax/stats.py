@@ -1,0 +1,38 @@
+"""What a run cost: counted on the host, and read off the device's log."""
+
+import dataclasses
+
+import numpy as np
+
+from paged_jax.step_log import Field
+
+
+@dataclasses.dataclass
+class EngineStats:
+    """Counts since the engine was made or its statistics were reset.
+
+    Attributes:
+      host_syncs: blocking reads of device values.
+      output_tokens: tokens generated.
+      iterations: steps taken.
+      device_seconds: wall-clock time in the device's loops, reading their reports
+        included.
+      log: f32[iterations, F], rows of `step_log.Field`; empty if not recorded.
+    """
+
+    host_syncs: int = 0
+    output_tokens: int = 0
+    iterations: int = 0
+    device_seconds: float = 0.0
+    log_parts: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    @property
+    def log(self) -> np.ndarray:
+        """All rows of the log, f32[iterations, F]."""
+        empty = np.zeros((0, len(Field)), np.float32)
+        return np.concatenate([empty, *self.log_parts])
+
+    @property
+    def host_syncs_per_token(self) -> float:
+        """Blocking reads for each generated token."""
+        return self.host_syncs / max(self.output_tokens, 1)
