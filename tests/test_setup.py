@@ -316,10 +316,15 @@ def test_venv_names_another_directory_but_never_one_that_holds_something_else(ma
 
 def test_two_at_once_make_one_environment(machine):
     machine.add_python("3.12")
-    environment = {"PATH": str(machine.bin), "HOME": str(machine.home)}
-    command = [machine.tree / "scripts" / "setup"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    both = [subprocess.Popen(command, env=environment, **quiet) for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            [machine.tree / "scripts" / "setup"],
+            env={"PATH": str(machine.bin), "HOME": str(machine.home)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(2)
+    ]
     assert [process.wait(60) for process in both] == [0, 0]
     assert len(machine.pip_calls()) == 2
 
