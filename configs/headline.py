@@ -1,0 +1,38 @@
+"""What paging, sharing and continuous batching each bring, on a real model and text.
+
+    python -m experiments.run
+    python -m experiments.run --config=configs/headline.py --preset=full
+
+A KV budget of 8 full-length requests, 80 requests with lengths like ShareGPT's. Offline
+(all requests known at time 0): each memory manager beside each batching. Poisson
+arrivals at a rate between what the two ends serve offline: the two ends. The same
+requests behind one system prompt: paged + continuous, its blocks shared or not.
+"""
+
+from experiments.base_config import base_config
+
+
+def get_config(preset: str = "quick"):
+    config = base_config(preset)
+    config.name = "headline"
+    config.claims = "headline"
+    config.cells = (
+        *(
+            {"engine.memory": memory, "engine.batching": batching}
+            for batching in ("static", "continuous")
+            for memory in ("max", "pow2", "oracle", "paged")
+        ),
+        *(
+            {
+                "engine.memory": memory,
+                "engine.batching": batching,
+                "workload.name": "poisson",
+            }
+            for memory, batching in (("max", "static"), ("paged", "continuous"))
+        ),
+        *(
+            {"workload.name": "system_prompt", "workload.sharing": sharing}
+            for sharing in (False, True)
+        ),
+    )
+    return config

@@ -1,0 +1,60 @@
+"""What every configuration starts from: each key, its default and its meaning."""
+
+from ml_collections import ConfigDict, config_dict
+
+# What a preset changes. ShareGPT's lengths and the model length are divided by the same
+# number, so that the shape of the workload stays; the KV budget follows, since it is
+# counted in full-length requests.
+PRESETS = {
+    "quick": {"length_scale": 4, "max_model_len": 256, "num_requests": 80},
+    "full": {"length_scale": 1, "max_model_len": 1024, "num_requests": 80},
+}
+
+
+def base_config(preset: str = "quick") -> ConfigDict:
+    """Returns the settings that experiments share: one cell, with all as they are.
+
+    Args:
+      preset: a key of `PRESETS`.
+
+    Raises:
+      KeyError: there is no such preset.
+    """
+    scaled = PRESETS[preset]
+    config = ConfigDict()
+    config.name = ""  # names the results folder
+    config.model = "smollm2-135m"  # or a folder or file with a checkpoint
+
+    # `paged_jax.EngineConfig`: fields of the same names with the same meanings.
+    config.engine = ConfigDict()
+    config.engine.memory = "paged"
+    config.engine.batching = "continuous"
+    config.engine.block_size = 16
+    config.engine.full_length_requests = 8.0
+    config.engine.num_blocks = config_dict.placeholder(int)
+    config.engine.max_model_len = scaled["max_model_len"]
+    config.engine.max_seqs = 64
+    config.engine.token_budget = 128
+    config.engine.chunked_prefill = True
+    config.engine.watermark = 0.01
+    config.engine.attention_backend = "xla"
+    config.engine.dtype = "float32"
+    config.engine.steps_per_sync = 32
+
+    # `experiments.settings.WorkloadSettings`, likewise.
+    config.workload = ConfigDict()
+    config.workload.name = "offline"
+    config.workload.num_requests = scaled["num_requests"]
+    config.workload.prompts = ""
+    config.workload.lengths = "sharegpt"
+    config.workload.length_scale = float(scaled["length_scale"])
+    config.workload.prompt_lengths = "drawn"
+    config.workload.sharing = False
+    config.workload.rate = 0.0
+    config.workload.arrival_steps = 4
+
+    # What distinguishes the cells: dicts of dotted keys and values.
+    config.cells = ({},)
+    config.sweep = ("",)  # as --sweep, which replaces the values of a key
+    config.claims = ""  # which claims are checked: headline, block_size or budget
+    return config

@@ -1,0 +1,312 @@
+"""Claims: what should come out, what did, and whether it holds."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from experiments.attribution import Row, find, gains, ratio
+from experiments.errors import UserError
+
+Claim = dict[str, Any]
+# Token ids of each request, by cell and request id.
+Tokens = dict[str, dict[str, list[int]]]
+
+_PAPER = "SOSP'23"
+_UTILIZATION_GOAL = 90.0
+_SPEEDUP_GOAL = 2.0
+_OVER_CAPACITY_GOAL = 3.0
+_SYNCS_GOAL = 0.02
+
+
+def check_claims(name: str, rows: list[Row], tokens: Tokens) -> list[Claim]:
+    """Returns the claims of an experiment.
+
+    Args:
+      name: which ones: `headline`, `block_size`, `budget`, or empty for none.
+      rows: as in `summary.json`, each with its `key`.
+      tokens: outputs of the cells.
+
+    Raises:
+      UserError: an unknown name.
+    """
+    if name and name not in _CLAIMS:
+        raise UserError(
+            f"claims is {name!r}; it must be empty or one of {', '.join(_CLAIMS)}"
+        )
+    return _CLAIMS[name](rows, tokens) if name else []
+
+
+def claim(
+    id: str,
+    measured: float | None,
+    *,
+    source: str,
+    unit: str,
+    kind: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    near: float | None = None,
+    tolerance: float = 0.0,
+    note: str = "",
+) -> Claim:
+    """Returns a claim; it holds if `measured` is on the right side of what is expected.
+
+    Args:
+      id: `experiment.quantity.system[.parameter]`.
+      measured: what came out; None if a cell is missing, and then it does not hold.
+      source: where the expectation comes from.
+      unit: of both numbers.
+      kind: `memory`, `speed` or `exact`: what kind of quantity it is.
+      at_least: expected to be this or more.
+      at_most: expected to be this or less.
+      near: expected to be this.
+      tolerance: how far off still holds, in the same unit.
+      note: what a reader should know.
+    """
+    (relation, expected), *more = [
+        (name, value)
+        for name, value in ((">=", at_least), ("<=", at_most), ("=", near))
+        if value is not None
+    ]
+    assert not more, "a claim has one expectation"
+    holds = measured is not None and {
+        ">=": lambda m: m >= expected - tolerance,
+        "<=": lambda m: m <= expected + tolerance,
+        "=": lambda m: abs(m - expected) <= tolerance,
+    }[relation](measured)
+    return {
+        "id": id,
+        "source": source,
+        "unit": unit,
+        "paper": expected,
+        "relation": relation,
+        "measured": measured,
+        "tolerance": tolerance,
+        "kind": kind,
+        "holds": bool(holds),
+        "note": note,
+    }
+
+
+def differing_requests(rows: list[Row], tokens: Tokens) -> dict[str, int]:
+    """Returns for each cell how many requests have other tokens than elsewhere.
+
+    Elsewhere: in the first cell that served the same requests.
+    """
+    first: dict[str, str] = {}
+    counts = {}
+    for row in rows:
+        key = row["key"]
+        reference = first.setdefault(row["details"]["workload"]["digest"], key)
+        counts[key] = sum(
+            ids != tokens[reference][request] for request, ids in tokens[key].items()
+        )
+    return counts
+
+
+def tokens_equal(experiment: str, rows: list[Row], tokens: Tokens) -> Claim:
+    """Returns the claim that greedy tokens do not depend on the cell."""
+    counts = differing_requests(rows, tokens)
+    different = {key: count for key, count in counts.items() if count}
+    served = sum(map(len, tokens.values()))
+    named = ", ".join(f"{key}: {count}" for key, count in different.items())
+    return claim(
+        f"{experiment}.tokens_equal",
+        float(sum(different.values())),
+        source="memory and batching only move tokens about",
+        unit="requests with other tokens than in the first cell of their workload",
+        kind="exact",
+        near=0.0,
+        note=f"of {served} requests in {len(rows)} cells"
+        + (f"; {named}" if named else ""),
+    )
+
+
+def _headline(rows: list[Row], tokens: Tokens) -> list[Claim]:
+    def offline(memory: str, batching: str) -> Row | None:
+        return find(rows, workload="offline", memory=memory, batching=batching)
+
+    paged = offline("paged", "continuous")
+    claims = [
+        claim(
+            "headline.kv_utilization_real.paged",
+            _percent(paged, "kv_utilization"),
+            source=f"the source's claim of more than 90% ({_PAPER} Fig 2: 96.3%)",
+            unit="%",
+            kind="memory",
+            at_least=_UTILIZATION_GOAL,
+        )
+    ]
+    for memory in ("max", "pow2", "oracle"):
+        row = offline(memory, "continuous")
+        claims.append(
+            claim(
+                f"headline.kv_utilization_real.{memory}",
+                _percent(row, "kv_utilization"),
+                source='the source\'s "about 60%" for contiguous reservations',
+                unit="%",
+                kind="memory",
+                near=60.0,
+                tolerance=10.0,
+                note=_fall(row),
+            )
+        )
+    speedup = ratio(paged, offline("max", "static"))
+    claims.append(
+        claim(
+            "headline.speedup_real.paged_continuous",
+            speedup,
+            source="the source's 2x over contiguous memory and static batches",
+            unit="x",
+            kind="speed",
+            at_least=_SPEEDUP_GOAL,
+            note="output tokens per second, wall clock, over max + static",
+        )
+    )
+    for gain in gains(rows)[:-1]:
+        name = gain.technique.replace(" batching", "")
+        beside = gain.beside.split()[0]
+        claims.append(
+            claim(
+                f"headline.gain_real.{name}.{beside}",
+                gain.ratio,
+                source=f"{gain.technique} pays beside {gain.beside}",
+                unit="x",
+                kind="speed",
+                at_least=1.0,
+            )
+        )
+    claims.append(tokens_equal("headline", rows, tokens))
+    claims.append(
+        claim(
+            "headline.requests_over_capacity.paged",
+            _over_capacity(paged),
+            source="ramp-up and tail must not decide the result",
+            unit="x",
+            kind="exact",
+            at_least=_OVER_CAPACITY_GOAL,
+            note="requests / sequences that run while others wait, paged + continuous",
+        )
+    )
+    some = [row for row in rows if row["cell"]["workload"] == "offline"]
+    claims.append(
+        claim(
+            "headline.host_syncs_per_token.all",
+            max((r["metrics"]["host_syncs_per_token"] for r in some), default=None),
+            source="the serving loop is on the device",
+            unit="host syncs per generated token, worst offline cell",
+            kind="exact",
+            at_most=_SYNCS_GOAL,
+        )
+    )
+    claims.append(
+        claim(
+            "headline.compilations.all",
+            float(sum(r["metrics"]["compilations"] for r in rows)),
+            source="nothing compiles after the warm-up",
+            unit="programs",
+            kind="exact",
+            near=0.0,
+        )
+    )
+    return claims
+
+
+def _block_size(rows: list[Row], tokens: Tokens) -> list[Claim]:
+    by_size = {row["cell"]["block_size"]: row for row in rows}
+    sizes = sorted(by_size)
+    used = [by_size[size]["metrics"]["kv_utilization"] for size in sizes]
+    tables = [by_size[size]["metrics"]["block_table_bytes"] for size in sizes]
+    copied = [by_size[size]["metrics"]["cow_bytes"] for size in sizes]
+    best = max(
+        sizes,
+        key=lambda size: by_size[size]["metrics"]["output_tokens_per_s"],
+        default=None,
+    )
+    return [
+        claim(
+            "block_size.utilization_real.rises",
+            float(sum(b > a + 0.01 for a, b in itertools.pairwise(used))),
+            source=f"{_PAPER} section 7.2: larger blocks waste more of the last one",
+            unit="block sizes with more utilisation than the size before",
+            kind="memory",
+            near=0.0,
+        ),
+        claim(
+            "block_size.table_bytes_real.rises",
+            float(sum(b > a for a, b in itertools.pairwise(tables))),
+            source="tables of larger blocks are narrower",
+            unit="block sizes with larger tables than the size before",
+            kind="exact",
+            near=0.0,
+        ),
+        claim(
+            "block_size.cow_bytes_real.largest",
+            float(copied[-1]) if copied else None,
+            source="a write copies a whole block: no less than at the smallest size",
+            unit="bytes",
+            kind="memory",
+            at_least=float(copied[0]) if copied else 0.0,
+        ),
+        claim(
+            "block_size.fastest_real",
+            None if best is None else float(best),
+            source=f"{_PAPER} section 7.2: 16 to 128 are best on ShareGPT",
+            unit="tokens",
+            kind="speed",
+            near=72.0,
+            tolerance=56.0,
+        ),
+        tokens_equal("block_size", rows, tokens),
+    ]
+
+
+def _budget(rows: list[Row], tokens: Tokens) -> list[Claim]:
+    key = "engine.full_length_requests"
+    claims = []
+    for value in dict.fromkeys(row["cell"].get(key) for row in rows):
+        some = [row for row in rows if row["cell"].get(key) == value]
+        both = find(some, memory="paged", batching="continuous")
+        base = find(some, memory="max", batching="static")
+        claims.append(
+            claim(
+                f"budget.speedup_real.paged_continuous.{value:g}"
+                if isinstance(value, float)
+                else "budget.speedup_real.paged_continuous",
+                ratio(both, base),
+                source="the source's 2x over contiguous memory and static batches",
+                unit="x",
+                kind="speed",
+                at_least=_SPEEDUP_GOAL,
+                note="output tokens per second, wall clock, over max + static",
+            )
+        )
+    return [*claims, tokens_equal("budget", rows, tokens)]
+
+
+def _percent(row: Row | None, metric: str) -> float | None:
+    return None if row is None else 100 * row["metrics"][metric]
+
+
+def _fall(row: Row | None) -> str:
+    if row is None:
+        return ""
+    shares = row["metrics"]["kv_breakdown"]
+    return "of the pool: " + ", ".join(
+        f"{name.replace('_', ' ')} {100 * share:.1f}%" for name, share in shares.items()
+    )
+
+
+def _over_capacity(row: Row | None) -> float | None:
+    if row is None:
+        return None
+    details = row["details"]
+    running = details["running_while_waiting"] or details["peak_running"]
+    return details["workload"]["requests"] / running
+
+
+_CLAIMS: dict[str, Callable[[list[Row], Tokens], list[Claim]]] = {
+    "headline": _headline,
+    "block_size": _block_size,
+    "budget": _budget,
+}

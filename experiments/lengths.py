@@ -1,0 +1,79 @@
+"""Input and output lengths like those of the paper's datasets."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+_FILE = Path(__file__).parent / "data" / "length_quantiles.json"
+
+
+def datasets() -> tuple[str, ...]:
+    """Returns the datasets whose lengths can be drawn."""
+    return tuple(k for k, v in _quantiles().items() if isinstance(v, dict))
+
+
+def quantile(dataset: str, which: str, share: np.ndarray) -> np.ndarray:
+    """Returns the length below which a share of the requests falls.
+
+    Between the tabulated percentiles the length is linear in the share; beyond the
+    first and the last it is constant.
+
+    Args:
+      dataset: one of `datasets()`.
+      which: `input` or `output`.
+      share: f64[N], from 0 to 1.
+
+    Returns:
+      f64[N], in tokens.
+    """
+    table = _quantiles()[dataset]
+    return np.interp(share, np.array(table["percentiles"]) / 100, table[which])
+
+
+def draw_lengths(
+    rng: np.random.Generator,
+    count: int,
+    dataset: str,
+    scale: float,
+    max_model_len: int,
+) -> np.ndarray:
+    """Draws the lengths of requests.
+
+    Input and output are independent (their correlation in ShareGPT is 0.04). As in the
+    paper, pairs that do not fit the model length are dropped and drawn again. The draw
+    is stratified: each of N equal shares of a distribution is met once, in random
+    order, so that even a few dozen requests have the spread of the whole set.
+
+    Args:
+      rng: source of randomness.
+      count: N, requests.
+      dataset: one of `datasets()`.
+      scale: lengths are divided by this, and rounded to 1 or more.
+      max_model_len: longest sequence, input and output together, in tokens.
+
+    Returns:
+      i64[N, 2], input and output lengths; each pair sums to `max_model_len` or less.
+    """
+    kept = np.zeros((0, 2), np.int64)
+    while len(kept) < count:
+        missing = count - len(kept)
+        pairs = np.stack(
+            [
+                quantile(dataset, which, _stratified(rng, missing)) / scale
+                for which in ("input", "output")
+            ],
+            axis=1,
+        )
+        pairs = np.maximum(np.rint(pairs).astype(np.int64), 1)
+        kept = np.concatenate([kept, pairs[pairs.sum(1) <= max_model_len]])
+    return kept
+
+
+def _stratified(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Returns f64[N] in [0, 1), one in each of N equal intervals, shuffled."""
+    return (rng.permutation(count) + rng.random(count)) / count
+
+
+def _quantiles() -> dict:
+    return json.loads(_FILE.read_text("utf-8"))

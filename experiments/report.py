@@ -1,0 +1,70 @@
+"""The HTML report: one file that needs no other."""
+
+import base64
+import json
+from typing import Any
+
+import jinja2
+
+from experiments import tables
+
+_LOADER = jinja2.PackageLoader("experiments", "data")
+
+
+def render(
+    summary: dict[str, Any],
+    figures: dict[str, tuple[str, bytes]],
+    command: str,
+    description: str = "",
+) -> str:
+    """Returns the report as HTML, all values escaped.
+
+    Args:
+      summary: as in `summary.json`.
+      figures: caption and PNG by name.
+      command: runs the experiment again.
+      description: what the experiment is, in a line.
+    """
+    environment = jinja2.Environment(
+        loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    rows, claims = summary["rows"], summary["claims"]
+    return environment.get_template("report.html.jinja").render(
+        name=summary["experiment"],
+        description=description,
+        headline=tables.headline_rows(rows),
+        gains=tables.gain_rows(rows),
+        claims=[
+            {
+                **claim,
+                "expected": tables.expected(claim),
+                "found": tables.number(claim["measured"]),
+            }
+            for claim in claims
+        ],
+        held=sum(claim["holds"] for claim in claims),
+        figures=[
+            {"caption": caption, "uri": _data_uri(png), "name": name}
+            for name, (caption, png) in figures.items()
+        ],
+        workloads=_workloads(rows),
+        memory_plan=rows[0]["details"]["memory_plan"] if rows else [],
+        config=json.dumps(summary["config"], indent=2),
+        environment=json.dumps(summary["environment"], indent=2),
+        command=command,
+    )
+
+
+def _workloads(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each distinct set of requests once."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        described = row["details"]["workload"]
+        name = row["cell"]["workload"]
+        rate = row["details"]["arrival_rate"]
+        found.setdefault(name, described | {"name": name, "rate": rate})
+    return list(found.values())
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,263 @@
+"""Runs an experiment: `python -m experiments.run --help`."""
+
+import gc
+import json
+import math
+import shlex
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments import figures, report, tables
+from experiments.attribution import find
+from experiments.claims import check_claims
+from experiments.command_line import (
+    Command,
+    config_files,
+    first_line,
+    flat,
+    parse,
+)
+from experiments.environment import describe
+from experiments.errors import UserError
+from experiments.metrics import cell_details, cell_metrics
+from experiments.results import ResultsFolder, default_folder, newest_folder
+from experiments.serving import run_cell
+from experiments.sweep import Cell, expand, parse_sweeps
+from experiments.workloads import Workload, build_workload
+from paged_jax import Engine, compilation_cache
+from paged_jax.config import ConfigError
+from paged_jax.models.checkpoint import CheckpointError
+from paged_jax.models.load import load_model
+from paged_jax.sampling_params import RequestError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    0: done. 2: what was given cannot be used, said in one line. 130: interrupted; the
+    results so far are kept, and `--resume` goes on.
+    """
+    console = Console(highlight=False)
+    words = sys.argv[1:] if argv is None else argv
+    experiment: Experiment | None = None
+    try:
+        command = parse(words)
+        if command.list_configs:
+            for name, path in config_files().items():
+                console.print(f"{name:12} {first_line(path)}", markup=False)
+            return 0
+        experiment = Experiment(command, console)
+        experiment.run()
+        return 0
+    except (UserError, ConfigError, RequestError, CheckpointError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print(_interrupted(experiment, words), file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+class Experiment:
+    """One run of the command: its cells, its folder, what is loaded.
+
+    Attributes:
+      cells: all cells of the experiment, in the order in which they run.
+      folder: where the results go; None before it is opened.
+    """
+
+    def __init__(self, command: Command, console: Console):
+        """Reads and checks all settings; loads nothing yet.
+
+        Raises:
+          UserError, ConfigError: a setting that cannot be used.
+        """
+        self._command = command
+        self._console = console
+        config = command.config
+        values = flat(config)
+        self._name, self._claims = str(values["name"]), str(values["claims"])
+        sweeps = parse_sweeps(config, values["sweep"]) | parse_sweeps(
+            config, command.sweep
+        )
+        self._swept = list(sweeps)
+        self.cells = expand(config, sweeps, command.overridden)
+        check_claims(self._claims, [], {})
+        self.folder: ResultsFolder | None = None
+        self._models: dict[tuple[str, str], Any] = {}
+        self._workloads: dict[Any, Workload] = {}
+
+    def run(self) -> None:
+        """Runs the cells that have no results yet, then writes the summary."""
+        folder = self.folder = self._open_folder()
+        self._console.print(f"results: {folder.path}", markup=False)
+        waiting = [cell for cell in self.cells if cell.key not in folder.rows]
+        if len(waiting) < len(self.cells):
+            done = len(self.cells) - len(waiting)
+            self._console.print(f"{done} of {len(self.cells)} cells are done already")
+        if waiting:
+            compilation_cache.enable()
+        with self._progress() as progress:
+            bar = progress.add_task("cells", total=len(self.cells), note="")
+            progress.advance(bar, len(self.cells) - len(waiting))
+            for cell in waiting:
+                self._run_cell(folder, cell, progress)
+                progress.advance(bar)
+        self._finish(folder)
+
+    def _open_folder(self) -> ResultsFolder:
+        command = self._command
+        asked = {
+            "experiment": self._name,
+            "cells": [cell.key for cell in self.cells],
+            "config": json.loads(command.config.to_json_best_effort()),
+        }
+        if command.resume:
+            path = command.out or newest_folder(self._name)
+            return ResultsFolder.resume(path, asked, describe())
+        path = command.out or default_folder(self._name)
+        return ResultsFolder.create(path, asked, describe())
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description:40}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+        )
+
+    def _run_cell(self, folder: ResultsFolder, cell: Cell, progress: Progress) -> None:
+        model = self._model(cell)
+        workload = self._workload(cell, model)
+        rate = self._rate(folder, cell)
+        task = progress.add_task(
+            cell.label, total=len(workload.requests), note="compiling"
+        )
+        engine = Engine(model, cell.engine, seed=cell.seed)
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, note="")
+
+        run = run_cell(engine, cell.workload, workload, rate, on_progress)
+        if not folder.rows:
+            plan = tables.memory_plan_table(
+                f"Memory plan ({cell.key})", run.memory_plan
+            )
+            progress.console.print(plan)
+        row = {
+            "label": cell.label,
+            "cell": cell.identity,
+            "metrics": cell_metrics(run),
+            "details": cell_details(run) | {"workload": workload.describe()},
+        }
+        folder.add(cell, row, run)
+        speed = row["metrics"]["output_tokens_per_s"]
+        progress.update(task, note=f"{speed:.1f} tokens/s")
+        # The next engine's cache needs the room.
+        del engine
+        gc.collect()
+
+    def _model(self, cell: Cell) -> Any:
+        name, dtype = cell.model, cell.engine.dtype
+        if (name, dtype) not in self._models:
+            self._models = {(name, dtype): load_model(name, dtype)}
+        return self._models[name, dtype]
+
+    def _workload(self, cell: Cell, model: Any) -> Workload:
+        key = (cell.model, cell.seed, cell.workload, cell.engine.max_model_len)
+        if key not in self._workloads:
+            self._workloads[key] = build_workload(
+                cell.workload, cell.engine.max_model_len, cell.seed, model.tokenizer
+            )
+        return self._workloads[key]
+
+    def _rate(self, folder: ResultsFolder, cell: Cell) -> float | None:
+        """Returns the requests a second of a workload that arrives over time.
+
+        Raises:
+          UserError: it is to follow from offline cells, and there are none.
+        """
+        if cell.workload.name != "poisson":
+            return None
+        if cell.workload.rate:
+            return cell.workload.rate
+        rows = [
+            row
+            for row in folder.rows.values()
+            if all(row["cell"].get(k) == v for k, v in cell.swept.items())
+        ]
+        served = []
+        for memory, batching in (("max", "static"), ("paged", "continuous")):
+            row = find(rows, workload="offline", memory=memory, batching=batching)
+            if row is None:
+                raise UserError(
+                    "workload.rate is 0, and the run has no offline cells of max + "
+                    "static and paged + continuous to derive it from; set "
+                    "--config.workload.rate"
+                )
+            served.append(row["details"]["requests_per_s"])
+        return math.sqrt(served[0] * served[1])
+
+    def _finish(self, folder: ResultsFolder) -> None:
+        rows = [folder.rows[cell.key] for cell in self.cells]
+        tokens = {
+            row["key"]: {o["id"]: o["token_ids"] for o in folder.outputs(row["key"])}
+            for row in rows
+        }
+        config = self._command.config
+        claims = check_claims(self._claims, rows, tokens)
+        summary = {
+            "experiment": self._name,
+            "config": json.loads(config.to_json_best_effort()),
+            "environment": folder.environment(),
+            "rows": rows,
+            "claims": claims,
+        }
+        folder.write_summary(summary)
+        drawn = figures.draw_all(rows, folder.log, self._swept)
+        for name, (_, png) in drawn.items():
+            folder.write_figure(name, png)
+        description = first_line(self._command.config_path)
+        html = report.render(summary, drawn, self._again(), description)
+        folder.write_text("report.html", html)
+
+        console = self._console
+        console.print(tables.headline_table(rows))
+        gains = tables.gains_table(rows)
+        if gains is not None:
+            console.print(gains)
+        if claims:
+            console.print(tables.claims_table(claims))
+        console.print(f"report: {folder.path / 'report.html'}", markup=False)
+
+    def _again(self) -> str:
+        words = [w for w in self._command.argv if w.split("=")[0] != "--resume"]
+        return shlex.join(["python", "-m", "experiments.run", *words])
+
+
+def _interrupted(experiment: Experiment | None, words: list[str]) -> str:
+    """Says what is kept and how to go on."""
+    if experiment is None or experiment.folder is None:
+        return "interrupted before anything was run"
+    path, done = experiment.folder.path, len(experiment.folder.rows)
+    rest = [w for w in words if w.split("=")[0] not in ("--resume", "--out")]
+    if "--out" in words:
+        rest.remove(str(path))
+    again = shlex.join(
+        ["python", "-m", "experiments.run", *rest, f"--out={path}", "--resume"]
+    )
+    return (
+        f"interrupted; {done} of {len(experiment.cells)} cells are kept in {path}; go "
+        f"on with: {again}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The settings of a workload, checked."""
+
+import dataclasses
+
+from experiments.errors import UserError
+from experiments.lengths import datasets
+
+WORKLOADS = ("offline", "poisson", "system_prompt")
+PROMPT_LENGTHS = ("drawn", "as_is")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadSettings:
+    """Which requests arrive, and when; the keys of `config.workload`.
+
+    Attributes:
+      name: `offline` (all known at time 0), `poisson` (they arrive over time) or
+        `system_prompt` (offline, all behind one system prompt).
+      num_requests: how many.
+      prompts: a prompts file; empty for those that ship with the project.
+      lengths: whose length quantiles: sharegpt or alpaca.
+      length_scale: lengths are divided by this.
+      prompt_lengths: `drawn`: the text nearest to the input length that was drawn;
+        `as_is`: the prompts of the file in turn, whatever their length.
+      sharing: whether the system prompt's blocks are shared.
+      rate: Poisson arrivals, requests a second. 0: the geometric mean of what max +
+        static and paged + continuous served a second offline, in the same run.
+      arrival_steps: steps between two looks at the clock while requests still arrive.
+    """
+
+    name: str = "offline"
+    num_requests: int = 80
+    prompts: str = ""
+    lengths: str = "sharegpt"
+    length_scale: float = 1.0
+    prompt_lengths: str = "drawn"
+    sharing: bool = False
+    rate: float = 0.0
+    arrival_steps: int = 4
+
+    def __post_init__(self):
+        """Raises UserError for a setting that is out of range."""
+        _check_choice("name", self.name, WORKLOADS)
+        _check_choice("lengths", self.lengths, datasets())
+        _check_choice("prompt_lengths", self.prompt_lengths, PROMPT_LENGTHS)
+        _check(self.num_requests >= 1, "num_requests", self.num_requests, "1 or more")
+        _check(
+            self.arrival_steps >= 1, "arrival_steps", self.arrival_steps, "1 or more"
+        )
+        scale, rate = self.length_scale, self.rate
+        _check(0 < scale < float("inf"), "length_scale", scale, "above 0")
+        _check(0 <= rate < float("inf"), "rate", rate, "0 or more")
+        if self.sharing and self.name != "system_prompt":
+            raise UserError(
+                f"workload.sharing is on and workload.name {self.name!r}; only the "
+                "system_prompt workload has something to share"
+            )
+
+
+def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    _check(value in allowed, key, repr(value), f"one of {', '.join(allowed)}")
+
+
+def _check(holds: bool, key: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise UserError(f"workload.{key} is {value}; it must be {allowed}")

@@ -1,0 +1,117 @@
+"""Tables on the terminal."""
+
+from typing import Any
+
+from rich.table import Table
+
+from experiments.attribution import Row, gains
+from experiments.claims import Claim
+
+
+def memory_plan_table(title: str, rows: list[tuple[str, str, str]]) -> Table:
+    """Returns the memory plan."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def headline_table(rows: list[Row]) -> Table:
+    """Returns one line for each cell; the ratio is to the first of its workload."""
+    table = Table(title="Cells", title_justify="left")
+    table.add_column("cell")
+    for name in (
+        "KV utilisation",
+        "tokens/s",
+        "ratio",
+        "mean running",
+        "s/token",
+        "TTFT p50",
+        "preempted",
+        "blocks saved",
+    ):
+        table.add_column(name, justify="right")
+    for row in headline_rows(rows):
+        table.add_row(*row)
+    return table
+
+
+def headline_rows(rows: list[Row]) -> list[list[str]]:
+    """Returns the cells of `headline_table` as text."""
+    base: dict[str, float] = {}
+    lines = []
+    for row in rows:
+        metrics = row["metrics"]
+        speed = metrics["output_tokens_per_s"]
+        first = base.setdefault(row["cell"]["workload"], speed)
+        lines.append(
+            [
+                row["label"],
+                f"{100 * metrics['kv_utilization']:.1f}%",
+                f"{speed:.1f}",
+                f"{speed / first:.2f}x",
+                f"{metrics['mean_running']:.1f}",
+                f"{metrics['normalized_latency_s']:.3f}",
+                f"{metrics['ttft_s']['p50']:.2f} s",
+                f"{metrics['preemptions']}",
+                f"{metrics['blocks_saved']:.1f}",
+            ]
+        )
+    return lines
+
+
+def gains_table(rows: list[Row]) -> Table | None:
+    """Returns the marginal gains, or None if the cells allow none."""
+    lines = gain_rows(rows)
+    if not lines:
+        return None
+    table = Table(
+        title="Marginal gain in output tokens per second", title_justify="left"
+    )
+    table.add_column("technique")
+    table.add_column("beside")
+    table.add_column("gain", justify="right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def gain_rows(rows: list[Row]) -> list[list[str]]:
+    """Returns the lines of `gains_table`."""
+    return [
+        [gain.technique, gain.beside, f"{gain.ratio:.2f}x"]
+        for gain in gains(rows)
+        if gain.ratio is not None
+    ]
+
+
+def claims_table(claims: list[Claim]) -> Table:
+    """Returns the claims and whether they hold."""
+    table = Table(title="Claims", title_justify="left")
+    table.add_column("claim")
+    table.add_column("expected", justify="right")
+    table.add_column("measured", justify="right")
+    table.add_column("holds")
+    for claim in claims:
+        holds = "[green]yes[/green]" if claim["holds"] else "[red]no[/red]"
+        table.add_row(claim["id"], expected(claim), number(claim["measured"]), holds)
+    return table
+
+
+def expected(claim: Claim) -> str:
+    """Returns what a claim expects, such as `>= 90`."""
+    relation = "" if claim["relation"] == "=" else claim["relation"] + " "
+    tolerance = f" ± {number(claim['tolerance'])}" if claim["tolerance"] else ""
+    return f"{relation}{number(claim['paper'])}{tolerance}"
+
+
+def number(value: Any) -> str:
+    """Returns a number with as many digits as a reader wants; a dash for None."""
+    if value is None:
+        return "–"
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

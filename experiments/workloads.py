@@ -1,0 +1,261 @@
+"""Workloads: which requests arrive, and when."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from experiments.errors import UserError
+from experiments.lengths import draw_lengths
+from experiments.prompts import Prompt, load_prompts, system_prompt
+from experiments.settings import WorkloadSettings
+
+# A text is as good as the nearest one if its length differs from what was drawn by no
+# more than this: requests of one length then have different texts.
+_NEAR_TOKENS = 4
+_NEAR_SHARE = 0.1
+
+
+class Tokenizer(Protocol):
+    """What is needed of a tokenizer; `paged_jax.tokenizer.Tokenizer` has it."""
+
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of a text."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Returns the text that shows a conversation to the model."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of a workload.
+
+    Attributes:
+      id: names it in the results.
+      prompt_id: the text it asks.
+      tokens: the prompt, chat template applied.
+      output_len: tokens to generate; the end-of-text token does not end it sooner.
+      arrival: when it arrives, in units of the mean time between arrivals.
+    """
+
+    id: str
+    prompt_id: str
+    tokens: tuple[int, ...]
+    output_len: int
+    arrival: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Requests in the order of their arrival.
+
+    Attributes:
+      name: offline, poisson or system_prompt.
+      requests: at least one.
+      prefix: tokens that all prompts start with, for the system prompt's workload.
+      trimmed: requests whose text lost its end, to fit the model length.
+      shortened: requests whose output was shortened, for the same reason.
+    """
+
+    name: str
+    requests: tuple[Request, ...]
+    prefix: tuple[int, ...]
+    trimmed: int
+    shortened: int
+
+    @property
+    def digest(self) -> str:
+        """Is the same for workloads whose tokens must come out the same."""
+        text = repr([(r.id, r.tokens, r.output_len) for r in self.requests])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what a reader needs to know of the lengths."""
+        inputs = np.array([len(r.tokens) for r in self.requests])
+        outputs = np.array([r.output_len for r in self.requests])
+
+        def spread(values: np.ndarray) -> dict[str, float]:
+            p10, p50, p90 = np.percentile(values, (10, 50, 90)).tolist()
+            return {
+                "mean": float(values.mean()),
+                "p10": p10,
+                "p50": p50,
+                "p90": p90,
+                "max": int(values.max()),
+            }
+
+        return {
+            "requests": len(self.requests),
+            "digest": self.digest,
+            "input_tokens": spread(inputs),
+            "output_tokens": spread(outputs),
+            "prefix_tokens": len(self.prefix),
+            "trimmed": self.trimmed,
+            "shortened": self.shortened,
+        }
+
+
+def build_workload(
+    settings: WorkloadSettings, max_model_len: int, seed: int, tokenizer: Tokenizer
+) -> Workload:
+    """Returns the requests; the same settings and seed give the same ones.
+
+    Args:
+      settings: which requests.
+      max_model_len: longest sequence in tokens.
+      seed: decides lengths, texts and arrivals.
+      tokenizer: the model's.
+
+    Raises:
+      UserError: the prompts file, or a prompt, cannot be used.
+    """
+    prompts = _load(settings.prompts)
+    # One stream for each purpose, so that a change of one leaves the others.
+    lengths_rng, texts_rng, arrivals_rng = (
+        np.random.default_rng((seed, purpose)) for purpose in range(3)
+    )
+    count = settings.num_requests
+    lengths = draw_lengths(
+        lengths_rng, count, settings.lengths, settings.length_scale, max_model_len
+    )
+    system = system_prompt() if settings.name == "system_prompt" else ""
+
+    # Texts are chosen by their length without the system prompt: behind it, they are
+    # the same requests.
+    render = _renderer(tokenizer, "")
+    sizes = [len(render(prompt.text)) for prompt in prompts]
+    if settings.prompt_lengths == "as_is":
+        chosen = [i % len(prompts) for i in range(count)]
+        _check_fit(
+            [prompts[i] for i in chosen], [sizes[i] for i in chosen], max_model_len
+        )
+    else:
+        chosen = choose_texts(texts_rng, np.array(sizes), lengths[:, 0])
+
+    arrivals = np.zeros(count)
+    if settings.name == "poisson":
+        arrivals = np.cumsum(arrivals_rng.exponential(size=count))
+        arrivals -= arrivals[0]
+    render = _renderer(tokenizer, system)
+    shortest = len(render(""))
+    requests, trimmed, shortened = [], 0, 0
+    for number, index in enumerate(chosen):
+        prompt, output_len = prompts[index], int(lengths[number, 1])
+        tokens = render(prompt.text)
+        room = max_model_len - output_len
+        if len(tokens) > room:
+            # The text gives way first, down to half of its most; then the output.
+            room = max(room, shortest + (max_model_len - shortest) // 2)
+            if len(tokens) > room:
+                tokens = _trim(prompt.text, render, room)
+                trimmed += 1
+            if len(tokens) + output_len > max_model_len:
+                output_len = max_model_len - len(tokens)
+                shortened += 1
+        requests.append(
+            Request(
+                id=f"{number:04d}",
+                prompt_id=prompt.id,
+                tokens=tuple(tokens),
+                output_len=output_len,
+                arrival=float(arrivals[number]),
+            )
+        )
+    prefix = _common_prefix([r.tokens for r in requests]) if system else ()
+    return Workload(settings.name, tuple(requests), prefix, trimmed, shortened)
+
+
+def choose_texts(
+    rng: np.random.Generator, sizes: np.ndarray, wanted: np.ndarray
+) -> list[int]:
+    """Chooses a text for each request: the nearest in length, or one nearly as near.
+
+    Args:
+      rng: decides among texts that are near enough.
+      sizes: i64[M], tokens of the texts.
+      wanted: i64[N], lengths that were drawn.
+
+    Returns:
+      N indices of texts.
+    """
+    chosen = []
+    for length in wanted.tolist():
+        distance = np.abs(sizes - length)
+        slack = max(_NEAR_TOKENS, int(_NEAR_SHARE * length))
+        near = np.flatnonzero(distance <= max(slack, int(distance.min())))
+        chosen.append(int(rng.choice(near)))
+    return chosen
+
+
+def _load(path: str) -> list[Prompt]:
+    try:
+        return load_prompts(path or None)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _renderer(tokenizer: Tokenizer, system: str) -> Callable[[str], list[int]]:
+    """Returns what makes a prompt of a user's text, with this system message.
+
+    An empty system message keeps the template from putting its own there, which would
+    make every prompt longer than most of ShareGPT's.
+    """
+
+    def render(text: str) -> list[int]:
+        if tokenizer.chat_template is None:
+            return tokenizer.encode(f"{system}\n\n{text}" if system else text)
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": text},
+        ]
+        shown = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return tokenizer.encode(shown, add_special_tokens=False)
+
+    return render
+
+
+def _trim(text: str, render: Callable[[str], list[int]], room: int) -> list[int]:
+    """Returns the prompt with the end of the text cut off until it fits in `room`."""
+    fits, too_long = 0, len(text)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if len(render(text[:middle])) <= room:
+            fits = middle
+        else:
+            too_long = middle
+    tokens = render(text[:fits].rstrip())
+    if len(tokens) > room:
+        raise UserError(
+            f"a prompt without any text takes {len(tokens)} tokens (chat template and "
+            f"system prompt), and only {room} are left beside the output; raise "
+            "engine.max_model_len"
+        )
+    return tokens
+
+
+def _check_fit(prompts: list[Prompt], sizes: list[int], max_model_len: int) -> None:
+    for prompt, size in zip(prompts, sizes):
+        if size >= max_model_len:
+            raise UserError(
+                f"prompt {prompt.id} has {size} tokens and engine.max_model_len is "
+                f"{max_model_len}, which must hold one more; shorten it or raise "
+                "engine.max_model_len"
+            )
+
+
+def _common_prefix(prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the tokens that all prompts start with, short of a whole prompt."""
+    first = min(prompts)
+    last = max(prompts)
+    size = 0
+    while size < min(len(first), len(last)) - 1 and first[size] == last[size]:
+        size += 1
+    return first[:size]
