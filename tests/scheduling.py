@@ -1,0 +1,100 @@
+"""Runs the scheduler without a model: what a test compares with the oracle."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged_jax.commit import commit
+from paged_jax.config import EngineConfig
+from paged_jax.memory_managers import MANAGERS
+from paged_jax.sampling import Samples
+from paged_jax.scheduler import schedule
+from paged_jax.state import SchedulerState, has_work
+from paged_jax.step_log import Field, write_log
+from paged_jax.submit import NewRequest, init_scheduler, pack_requests, submit
+
+LOG_LENGTH = 2048
+
+
+def small_config(**changes) -> EngineConfig:
+    """A small engine in which every limit is met."""
+    settings = dict(
+        block_size=4,
+        max_model_len=32,
+        max_seqs=6,
+        max_requests=24,
+        token_budget=16,
+        num_blocks=20,
+        watermark=0.05,
+        steps_per_sync=LOG_LENGTH,
+        sharing=False,
+    )
+    return EngineConfig(**{**settings, **changes})
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _run(config, manager, state: SchedulerState):
+    rows = config.num_rows
+    samples = Samples(
+        jnp.ones(rows, jnp.int32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.zeros((rows, 0), jnp.int32),
+        jnp.zeros((rows, 0), jnp.float32),
+    )
+
+    def body(state):
+        state, plan = schedule(config, manager, state)
+        return commit(write_log(config, manager, state, plan), plan, samples)
+
+    def goes_on(state):
+        return has_work(state) & (state.log_count < LOG_LENGTH)
+
+    return jax.lax.while_loop(goes_on, body, state)
+
+
+def run_schedule(
+    config: EngineConfig, lengths: list[tuple[int, int]]
+) -> tuple[dict[str, np.ndarray], SchedulerState]:
+    """Serves requests of (prompt, output) lengths, all known at the start.
+
+    Returns:
+      Each column of the log, and the state at the end.
+    """
+    manager = MANAGERS[config.memory]
+    static = config.step_config()
+    state = init_scheduler(static, manager, config.batching == "static")
+    state = jax.tree.map(lambda x: x.copy(), state)
+    new = [
+        NewRequest(
+            slot=i,
+            tokens=[7] * prompt,
+            max_len=prompt + output,
+            reserved_len=manager.reserve(prompt, output, config.max_model_len),
+            arrival=i,
+            prefix_row=-1,
+            stop_ids=[],
+            temperature=0.0,
+            top_p=1.0,
+            min_p=0.0,
+            top_k=0,
+            key=(0, 0),
+        )
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+    packed = pack_requests(static, new, config.max_requests)
+    state = _submit(state, packed)
+    state = _run(static, manager.on_device(), state)
+    count = int(state.log_count)
+    assert count < LOG_LENGTH, "the run did not end"
+    log = np.asarray(state.log)[:count].astype(int)
+    return {field.name: log[:, field] for field in Field}, state
+
+
+_submit = jax.jit(submit)
+
+
+def reserved(config: EngineConfig, prompt: int, output: int) -> int:
+    """Tokens that the memory manager reserves for a request."""
+    return MANAGERS[config.memory].reserve(prompt, output, config.max_model_len)
