@@ -81,7 +81,8 @@ def _check(
         raise ValueError(f"q must be [N, H, D], got the shape {q.shape}.")
     if k_cache.ndim != 5:
         raise ValueError(
-            f"k_cache must be [L, P, B, K, D], all layers, got the shape {k_cache.shape}."
+            "k_cache must be [L, P, B, K, D], all layers, got the shape "
+            f"{k_cache.shape}."
         )
     if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype:
         raise ValueError(

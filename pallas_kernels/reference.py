@@ -32,7 +32,7 @@ def paged_attention_reference(
     Returns:
         dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
     """
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens, _, head_dim = q.shape
     kv_heads = k_cache.shape[3]
 
     tables = metadata.block_tables[metadata.rows]  # [N, T]

@@ -6,34 +6,48 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import tile_products
 from pallas_kernels.metadata import QUERY_TILE, AttentionMetadata
+from pallas_kernels.tile_products import TileProducts
 
 # Decode tokens that run together, to the length of the longest of them.
 DECODE_GROUP = 8
-# Cached tokens per step of the online softmax.
+# Cached tokens in each step of the online softmax.
 KV_TILE = 64
-# Score of a masked slot. Finite: a row with no token yet must not give inf - inf.
+# Score of a slot that a query may not see. Finite, so that exp(MASKED - MASKED) is 1.
 MASKED = -1e30
 
 
 class _Cache(NamedTuple):
-    """One layer's view of the cache, cut in units of `min(B, KV_TILE)` tokens.
+    """One layer of the cache, seen as units of `min(B, KV_TILE)` tokens.
 
     A view, not a copy: the reshape is free, and the layer goes into the unit's number.
+
+    Attributes:
+        k: dtype[U, u, K, D], keys of the U units of all layers, u tokens in each.
+        v: dtype[U, u, K, D], values.
+        first: i32[], first unit of the layer.
+        per_block: units in a block.
     """
 
-    k: jax.Array  # dtype[U, tokens per unit, K, D], U units in all layers
+    k: jax.Array
     v: jax.Array
-    layer_start: jax.Array | int  # first unit of the layer
-    per_block: int  # units in a block
+    first: jax.Array | int
+    per_block: int
 
 
 class _Softmax(NamedTuple):
-    """Running softmax of queries `[X, K, M]`: X caches, M queries on each KV head."""
+    """Running softmax of M queries on each of K KV heads, for X sequences.
 
-    top: jax.Array  # f32[X, K, M], largest score so far
-    total: jax.Array  # f32[X, K, M], sum of the weights
-    out: jax.Array  # f32[X, K, M, D], sum of the weighted values
+    Attributes:
+        top: f32[X, K, M], the largest score so far.
+        total: f32[X, K, M], the sum of the weights `exp(score - top)`.
+        out: f32[X, K, M, D], the sum of the weighted values.
+    """
+
+    top: jax.Array
+    total: jax.Array
+    out: jax.Array
 
 
 def paged_attention_xla(
@@ -45,10 +59,12 @@ def paged_attention_xla(
     *,
     scale: float,
 ) -> jax.Array:
-    """Runs decode tokens in groups and prefill chunks in tiles, over tiles of the cache.
+    """Runs decode tokens in groups and chunks in query tiles, over tiles of the cache.
 
-    Every loop's trip count is a traced value: padding, the table's width and the size
-    of the pool cost nothing.
+    Each loop's trip count is a traced value: padding, the width of the block tables and
+    the size of the pool cost nothing. A token's result does not depend on the tokens
+    beside it: those can only add tiles that are masked for it, and a masked tile leaves
+    the running softmax as it is, to the bit.
 
     Args:
         q: dtype[N, H, D], one query per token.
@@ -61,65 +77,89 @@ def paged_attention_xla(
     Returns:
         dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    block_size, kv_heads = k_cache.shape[2:4]
+    num_tokens, _, head_dim = q.shape
+    num_blocks, block_size, kv_heads = k_cache.shape[1:4]
     unit = min(block_size, KV_TILE)
-    flat = (-1, unit, kv_heads, head_dim)
     per_block = block_size // unit
     cache = _Cache(
-        k=k_cache.reshape(flat),
-        v=v_cache.reshape(flat),
-        layer_start=layer * (k_cache.shape[1] * per_block),
+        k=k_cache.reshape(-1, unit, kv_heads, head_dim),
+        v=v_cache.reshape(-1, unit, kv_heads, head_dim),
+        first=layer * (num_blocks * per_block),
         per_block=per_block,
     )
-    # Room for the last group or tile to reach past the end.
-    pad = max(DECODE_GROUP, QUERY_TILE)
+    group = min(DECODE_GROUP, num_tokens)
+    has_prefill = metadata.tile_start.shape[0] > 0
+    # The last group or tile may reach past the end.
+    pad = max(group, QUERY_TILE if has_prefill else 0)
     queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, pad), (0, 0), (0, 0)))
     queries = queries.reshape(num_tokens + pad, kv_heads, -1, head_dim)
     metadata = metadata._replace(
         rows=jnp.pad(metadata.rows, (0, pad)),
         lengths=jnp.pad(metadata.lengths, (0, pad)),
     )
+    # Groups and tiles write zeros past their end, and the next one writes over them.
     out = jnp.zeros(queries.shape, jnp.float32)
-    out = _decode(out, queries, cache, metadata, min(DECODE_GROUP, num_tokens))
-    out = _prefill(out, queries, cache, metadata)
+    out = _decode(out, queries, cache, metadata, group)
+    if has_prefill:
+        out = _prefill(out, queries, cache, metadata)
     return out[:num_tokens].reshape(q.shape).astype(q.dtype)
 
 
-def _decode(out, queries, cache: _Cache, metadata: AttentionMetadata, group: int):
-    """Writes the decode tokens' results, `group` at a time."""
+def _decode(
+    out: jax.Array,
+    queries: jax.Array,
+    cache: _Cache,
+    metadata: AttentionMetadata,
+    group: int,
+) -> jax.Array:
+    """Writes the results of the decode tokens to `out`, `group` tokens at a time."""
+    products = tile_products.for_decode(cache.k.shape[2])
 
     def one_group(i, out):
         start = i * group
-        live = start + jnp.arange(group) < metadata.num_decode
         rows = lax.dynamic_slice_in_dim(metadata.rows, start, group)
         lengths = lax.dynamic_slice_in_dim(metadata.lengths, start, group)
+        live = start + jnp.arange(group) < metadata.num_decode
         lengths = jnp.where(live, lengths, 0)
-        tables = metadata.block_tables[rows]
         q = lax.dynamic_slice_in_dim(queries, start, group)
-        result = _attend(q, cache, tables, lengths, lengths[:, None])
+        result = _attend(
+            q,
+            cache,
+            metadata.block_tables,
+            rows,
+            lengths,
+            lengths[:, None],
+            products,
+        )
         return lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
-    return lax.fori_loop(0, (metadata.num_decode + group - 1) // group, one_group, out)
+    num_groups = lax.div(metadata.num_decode + (group - 1), group)
+    return lax.fori_loop(0, num_groups, one_group, out)
 
 
-def _prefill(out, queries, cache: _Cache, metadata: AttentionMetadata):
-    """Writes the prefill tokens' results, one query tile at a time."""
-    _, kv_heads, group, head_dim = queries.shape
+def _prefill(
+    out: jax.Array, queries: jax.Array, cache: _Cache, metadata: AttentionMetadata
+) -> jax.Array:
+    """Writes the results of the prefill tokens to `out`, one query tile at a time."""
+    kv_heads, group, head_dim = queries.shape[1:]
+    products = tile_products.for_prefill()
 
     def one_tile(i, out):
         start = metadata.tile_start[i]
-        live = jnp.arange(QUERY_TILE) < metadata.tile_len[i]
         lengths = lax.dynamic_slice_in_dim(metadata.lengths, start, QUERY_TILE)
-        lengths = jnp.where(live, lengths, 0)
-        tables = metadata.block_tables[metadata.rows[start]][None]
+        lengths = jnp.where(jnp.arange(QUERY_TILE) < metadata.tile_len[i], lengths, 0)
         q = lax.dynamic_slice_in_dim(queries, start, QUERY_TILE)
-        q = q.transpose(1, 0, 2, 3).reshape(1, kv_heads, QUERY_TILE * group, head_dim)
+        q = q.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, head_dim)
         result = _attend(
-            q, cache, tables, lengths.max()[None], jnp.repeat(lengths, group)[None]
+            q,
+            cache,
+            metadata.block_tables,
+            metadata.rows[start][None],
+            lengths.max()[None],
+            jnp.repeat(lengths, group)[None],
+            products,
         )
         result = result.reshape(kv_heads, QUERY_TILE, group, head_dim)
-        # Rows past the tile's end are written as zeros; the next tile overwrites them.
         return lax.dynamic_update_slice_in_dim(
             out, result.transpose(1, 0, 2, 3), start, 0
         )
@@ -127,46 +167,45 @@ def _prefill(out, queries, cache: _Cache, metadata: AttentionMetadata):
     return lax.fori_loop(0, metadata.num_tiles, one_tile, out)
 
 
-def _attend(q, cache: _Cache, tables, lengths, visible):
-    """Online softmax of `q` over the tiles of each row's context.
+def _attend(
+    q: jax.Array,
+    cache: _Cache,
+    block_tables: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    visible: jax.Array,
+    products: TileProducts,
+) -> jax.Array:
+    """Online softmax of `q` over the tiles of each sequence's context.
 
     Args:
         q: f32[X, K, M, D], scaled queries.
         cache: the layer.
-        tables: i32[X, T], block tables.
-        lengths: i32[X], tokens to read of each row.
-        visible: i32[X, M or 1], tokens that each query may see.
+        block_tables: i32[S, T].
+        rows: i32[X], the sequence row of each of the X sequences.
+        lengths: i32[X], tokens to read of each.
+        visible: i32[X, M or 1], tokens that each query may see, at most `lengths`.
+        products: how to multiply.
 
     Returns:
         f32[X, K, M, D]; zeros where `visible` is 0.
     """
-    unit = cache.k.shape[1]
-    units = KV_TILE // unit
+    prepared = products.prepare(q)
 
     def one_tile(i, state: _Softmax) -> _Softmax:
-        index = i * units + jnp.arange(units)
-        blocks = jnp.take(tables, index // cache.per_block, axis=1, mode="clip")
-        ids = cache.layer_start + blocks * cache.per_block + index % cache.per_block
-        # Past the end: one and the same block, which stays in the processor's cache.
-        ids = jnp.where(index * unit < lengths[:, None], ids, 0)
-        kv_shape = (q.shape[0], KV_TILE, *cache.k.shape[2:])
-        keys = cache.k[ids].reshape(kv_shape).astype(jnp.float32)
-        values = cache.v[ids].reshape(kv_shape).astype(jnp.float32)
+        keys, values = _read_tile(i, cache, block_tables, rows, lengths)
         position = i * KV_TILE + jnp.arange(KV_TILE)
-        # Masked values too, not only their weights: 0 * NaN is NaN.
-        values = jnp.where((position < lengths[:, None])[..., None, None], values, 0.0)
-
-        scores = jnp.einsum("xkmd,xtkd->xkmt", q, keys, precision="highest")
         keep = position < visible[:, None, :, None]
-        scores = jnp.where(keep, scores, MASKED)
+        scores = jnp.where(keep, products.scores(prepared, keys), MASKED)
         top = jnp.maximum(state.top, scores.max(axis=-1))
-        weights = jnp.where(keep, jnp.exp(scores - top[..., None]), 0.0)
+        # Every query that sees anything sees position 0, so `top` is a real score from
+        # the first tile on, and the weight of a masked slot is exactly 0.
+        weights = jnp.exp(scores - top[..., None])
         fade = jnp.exp(state.top - top)
-        added = jnp.einsum("xkmt,xtkd->xkmd", weights, values, precision="highest")
         return _Softmax(
             top=top,
             total=state.total * fade + weights.sum(axis=-1),
-            out=state.out * fade[..., None] + added,
+            out=state.out * fade[..., None] + products.mix(weights, values),
         )
 
     init = _Softmax(
@@ -174,6 +213,40 @@ def _attend(q, cache: _Cache, tables, lengths, visible):
         total=jnp.zeros(q.shape[:-1], jnp.float32),
         out=jnp.zeros(q.shape, jnp.float32),
     )
-    tiles = (lengths.max() + KV_TILE - 1) // KV_TILE
-    state = lax.fori_loop(0, tiles, one_tile, init)
-    return state.out / jnp.where(state.total > 0, state.total, 1.0)[..., None]
+    num_tiles = lax.div(lengths.max() + (KV_TILE - 1), KV_TILE)
+    end = lax.fori_loop(0, num_tiles, one_tile, init)
+    seen = visible[:, None, :] > 0
+    share = jnp.where(seen, 1 / jnp.where(seen, end.total, 1.0), 0.0)
+    return end.out * share[..., None]
+
+
+def _read_tile(
+    i: jax.Array,
+    cache: _Cache,
+    block_tables: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns keys and values f32[X, KV_TILE, K, D] of tile `i` of each sequence.
+
+    Slots past the length hold some key, to be masked, and a value of 0: a weight of 0
+    would not do, 0 * NaN is NaN.
+    """
+    unit = cache.k.shape[1]
+    units = i * (KV_TILE // unit) + jnp.arange(KV_TILE // unit)
+    blocks = block_tables.at[
+        rows[:, None], lax.div(units, jnp.int32(cache.per_block))
+    ].get(mode="clip", wrap_negative_indices=False)
+    ids = cache.first + blocks * cache.per_block
+    ids = ids + lax.rem(units, jnp.int32(cache.per_block))
+    # Past the end, one and the same unit: it stays in the processor's cache.
+    ids = jnp.where(units * unit < lengths[:, None], ids, 0)
+    shape = (rows.shape[0], KV_TILE, *cache.k.shape[2:])
+
+    def gather(array):
+        taken = array.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return taken.reshape(shape).astype(jnp.float32)
+
+    live = i * KV_TILE + jnp.arange(KV_TILE) < lengths[:, None]
+    values = jnp.where(live[:, :, None, None], gather(cache.v), 0.0)
+    return gather(cache.k), values

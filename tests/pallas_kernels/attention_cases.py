@@ -1,5 +1,6 @@
 """Steps for the attention tests: a paged cache full of NaN, and a float64 oracle."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from pallas_kernels import QUERY_TILE, AttentionMetadata
 
 
 class Chunk(NamedTuple):
-    """A prefill chunk: `tokens` new tokens of a sequence that has `cached` before them."""
+    """A prefill chunk: `tokens` new tokens after the `cached` ones of a sequence."""
 
     cached: int
     tokens: int
@@ -31,8 +32,8 @@ class Case(NamedTuple):
 
 def make_metadata(
     tables: np.ndarray,
-    decode: list[int],
-    chunks: list[Chunk],
+    decode: Sequence[int],
+    chunks: Sequence[Chunk],
     padding: int = 0,
     tile_padding: int = 0,
 ) -> AttentionMetadata:
@@ -63,8 +64,8 @@ def make_metadata(
 
 
 def make_case(
-    decode: list[int],
-    chunks: list[Chunk] = [],
+    decode: Sequence[int],
+    chunks: Sequence[Chunk] = (),
     *,
     heads: int = 6,
     kv_heads: int = 2,
