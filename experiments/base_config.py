@@ -34,6 +34,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.num_blocks = config_dict.placeholder(int)
     config.engine.max_model_len = scaled["max_model_len"]
     config.engine.max_seqs = 64
+    config.engine.max_requests = 128
     config.engine.token_budget = 128
     config.engine.chunked_prefill = True
     config.engine.watermark = 0.01

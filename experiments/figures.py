@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from experiments.attribution import Row, find
 from paged_jax.step_log import Field
@@ -143,7 +144,8 @@ def draw_throughput(rows: list[Row]) -> bytes:
     for i, (speed, times) in enumerate(bars):
         axes[0].text(speed, i, f" {speed:.0f}   {times:.2f}x", va="center")
     _name_bars(axes[0], rows)
-    axes[0].set_xlim(0, 1.22 * max(speeds))
+    axes[0].set_xlim(0, 1.25 * max(speeds))
+    axes[0].xaxis.set_major_locator(MaxNLocator(6))
     axes[0].set_xlabel("output tokens per second")
     axes[0].set_title("Throughput")
     handles = [
@@ -244,7 +246,13 @@ def _subplots(
 
 
 def _name_bars(ax: Axes, rows: list[Row]) -> None:
-    ax.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    names = []
+    for row in rows:
+        workload = row["cell"]["workload"].replace("_", " ")
+        names.append(
+            row["label"] + (f"  [{workload}]" if workload != "offline" else "")
+        )
+    ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
 

@@ -32,6 +32,7 @@ def render(
     return environment.get_template("report.html.jinja").render(
         name=summary["experiment"],
         description=description,
+        columns=tables.HEADLINE,
         headline=tables.headline_rows(rows),
         gains=tables.gain_rows(rows),
         claims=[

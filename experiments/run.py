@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import figures, report, tables
-from experiments.attribution import find
 from experiments.claims import check_claims
 from experiments.command_line import (
     Command,
@@ -25,7 +24,7 @@ from experiments.errors import UserError
 from experiments.metrics import cell_details, cell_metrics
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
-from experiments.sweep import Cell, expand, parse_sweeps
+from experiments.sweep import NAMING, Cell, expand, parse_sweeps
 from experiments.workloads import Workload, build_workload
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
@@ -50,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         command = parse(words)
         if command.list_configs:
             for name, path in config_files().items():
-                console.print(f"{name:12} {first_line(path)}", markup=False)
+                print(f"{name:12} {first_line(path)}")
             return 0
         experiment = Experiment(command, console)
         experiment.run()
@@ -87,6 +86,9 @@ class Experiment:
         )
         self._swept = list(sweeps)
         self.cells = expand(config, sweeps, command.overridden)
+        for cell in self.cells:
+            if cell.workload.name == "poisson" and not cell.workload.rate:
+                rate_references(self.cells, cell)
         check_claims(self._claims, [], {})
         self.folder: ResultsFolder | None = None
         self._models: dict[tuple[str, str], Any] = {}
@@ -125,7 +127,7 @@ class Experiment:
 
     def _progress(self) -> Progress:
         return Progress(
-            TextColumn("{task.description:40}"),
+            TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
@@ -138,7 +140,9 @@ class Experiment:
         workload = self._workload(cell, model)
         rate = self._rate(folder, cell)
         task = progress.add_task(
-            cell.label, total=len(workload.requests), note="compiling"
+            f"{cell.workload.name.replace('_', ' ')}: {cell.label}",
+            total=len(workload.requests),
+            note="compiling",
         )
         engine = Engine(model, cell.engine, seed=cell.seed)
 
@@ -179,31 +183,16 @@ class Experiment:
         return self._workloads[key]
 
     def _rate(self, folder: ResultsFolder, cell: Cell) -> float | None:
-        """Returns the requests a second of a workload that arrives over time.
-
-        Raises:
-          UserError: it is to follow from offline cells, and there are none.
-        """
+        """Returns the requests a second of a workload that arrives over time."""
         if cell.workload.name != "poisson":
             return None
         if cell.workload.rate:
             return cell.workload.rate
-        rows = [
-            row
-            for row in folder.rows.values()
-            if all(row["cell"].get(k) == v for k, v in cell.swept.items())
-        ]
-        served = []
-        for memory, batching in (("max", "static"), ("paged", "continuous")):
-            row = find(rows, workload="offline", memory=memory, batching=batching)
-            if row is None:
-                raise UserError(
-                    "workload.rate is 0, and the run has no offline cells of max + "
-                    "static and paged + continuous to derive it from; set "
-                    "--config.workload.rate"
-                )
-            served.append(row["details"]["requests_per_s"])
-        return math.sqrt(served[0] * served[1])
+        slow, fast = (
+            folder.rows[reference.key]["details"]["requests_per_s"]
+            for reference in rate_references(self.cells, cell)
+        )
+        return math.sqrt(slow * fast)
 
     def _finish(self, folder: ResultsFolder) -> None:
         rows = [folder.rows[cell.key] for cell in self.cells]
@@ -240,6 +229,35 @@ class Experiment:
     def _again(self) -> str:
         words = [w for w in self._command.argv if w.split("=")[0] != "--resume"]
         return shlex.join(["python", "-m", "experiments.run", *words])
+
+
+def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
+    """Returns the two cells from whose throughput a Poisson cell's rate follows.
+
+    Args:
+      cells: all cells, in the order in which they run.
+      cell: one with Poisson arrivals and no rate of its own.
+
+    Raises:
+      UserError: the experiment does not run them before.
+    """
+    found = []
+    earlier = cells[: cells.index(cell)]
+    settings = {k: v for k, v in cell.swept.items() if k not in NAMING}
+    for memory, batching in (("max", "static"), ("paged", "continuous")):
+        found += [
+            other
+            for other in earlier
+            if other.workload.name == "offline"
+            and (other.engine.memory, other.engine.batching) == (memory, batching)
+            and settings.items() <= other.swept.items()
+        ][:1]
+    if len(found) < 2:
+        raise UserError(
+            "workload.rate is 0, and no offline cells of max + static and paged + "
+            "continuous run before to derive it from; set --config.workload.rate"
+        )
+    return found
 
 
 def _interrupted(experiment: Experiment | None, words: list[str]) -> str:

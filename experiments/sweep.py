@@ -53,13 +53,10 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Short name for tables and figures."""
-        engine, workload = self.engine, self.workload
-        words = [f"{engine.memory} + {engine.batching}"]
-        if workload.name != "offline":
-            words.append(workload.name.replace("_", " "))
-        if workload.name == "system_prompt":
-            words.append("shared" if workload.sharing else "not shared")
+        """Short name, beside that of the workload."""
+        words = [f"{self.engine.memory} + {self.engine.batching}"]
+        if self.workload.name == "system_prompt":
+            words.append("shared" if self.workload.sharing else "not shared")
         words += [
             f"{key.rsplit('.', 1)[-1]} {value}"
             for key, value in self.swept.items()

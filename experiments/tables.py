@@ -19,35 +19,41 @@ def memory_plan_table(title: str, rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
+HEADLINE = (
+    "KV used",
+    "tokens/s",
+    "ratio",
+    "running",
+    "s/token",
+    "TTFT",
+    "preempted",
+    "saved",
+)
+
+
 def headline_table(rows: list[Row]) -> Table:
     """Returns one line for each cell; the ratio is to the first of its workload."""
-    table = Table(title="Cells", title_justify="left")
+    table = Table(title="Cells", title_justify="left", padding=(0, 0))
     table.add_column("cell")
-    for name in (
-        "KV utilisation",
-        "tokens/s",
-        "ratio",
-        "mean running",
-        "s/token",
-        "TTFT p50",
-        "preempted",
-        "blocks saved",
-    ):
-        table.add_column(name, justify="right")
-    for row in headline_rows(rows):
-        table.add_row(*row)
+    for name in HEADLINE:
+        table.add_column(name, justify="right", no_wrap=True)
+    for workload, lines in headline_rows(rows).items():
+        table.add_section()
+        table.add_row(f"[bold]{workload}[/bold]")
+        for line in lines:
+            table.add_row(*line)
     return table
 
 
-def headline_rows(rows: list[Row]) -> list[list[str]]:
-    """Returns the cells of `headline_table` as text."""
+def headline_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
+    """Returns the cells of `headline_table` as text, by workload."""
     base: dict[str, float] = {}
-    lines = []
+    found: dict[str, list[list[str]]] = {}
     for row in rows:
-        metrics = row["metrics"]
+        metrics, workload = row["metrics"], row["cell"]["workload"]
         speed = metrics["output_tokens_per_s"]
-        first = base.setdefault(row["cell"]["workload"], speed)
-        lines.append(
+        first = base.setdefault(workload, speed)
+        found.setdefault(workload.replace("_", " "), []).append(
             [
                 row["label"],
                 f"{100 * metrics['kv_utilization']:.1f}%",
@@ -55,12 +61,12 @@ def headline_rows(rows: list[Row]) -> list[list[str]]:
                 f"{speed / first:.2f}x",
                 f"{metrics['mean_running']:.1f}",
                 f"{metrics['normalized_latency_s']:.3f}",
-                f"{metrics['ttft_s']['p50']:.2f} s",
+                f"{metrics['ttft_s']['p50']:.2f}",
                 f"{metrics['preemptions']}",
                 f"{metrics['blocks_saved']:.1f}",
             ]
         )
-    return lines
+    return found
 
 
 def gains_table(rows: list[Row]) -> Table | None:

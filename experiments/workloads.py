@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,8 +13,8 @@ from experiments.lengths import draw_lengths
 from experiments.prompts import Prompt, load_prompts, system_prompt
 from experiments.settings import WorkloadSettings
 
-# A text is as good as the nearest one if its length differs from what was drawn by no
-# more than this: requests of one length then have different texts.
+# A text is as good as the nearest one if its length is no more than this farther from
+# what was drawn: requests of one length then have different texts.
 _NEAR_TOKENS = 4
 _NEAR_SHARE = 0.1
 
@@ -126,7 +127,9 @@ def build_workload(
     lengths = draw_lengths(
         lengths_rng, count, settings.lengths, settings.length_scale, max_model_len
     )
-    system = system_prompt() if settings.name == "system_prompt" else ""
+    system = ""
+    if settings.name == "system_prompt":
+        system = scale_text(system_prompt(), settings.length_scale, tokenizer)
 
     # Texts are chosen by their length without the system prompt: behind it, they are
     # the same requests.
@@ -173,6 +176,25 @@ def build_workload(
     return Workload(settings.name, tuple(requests), prefix, trimmed, shortened)
 
 
+def scale_text(text: str, scale: float, tokenizer: Tokenizer) -> str:
+    """Returns the whole sentences that fit in a text's length / `scale`, at least one.
+
+    Args:
+      text: sentences.
+      scale: how much shorter, in tokens; 1 or less keeps all.
+      tokenizer: counts the tokens.
+    """
+    room = len(tokenizer.encode(text)) / scale
+    sentences = re.split(r"(?<=[.!?])\s+", text)
+    kept = sentences[0]
+    for sentence in sentences[1:]:
+        longer = f"{kept} {sentence}"
+        if scale > 1 and len(tokenizer.encode(longer)) > room:
+            break
+        kept = longer
+    return kept
+
+
 def choose_texts(
     rng: np.random.Generator, sizes: np.ndarray, wanted: np.ndarray
 ) -> list[int]:
@@ -190,7 +212,7 @@ def choose_texts(
     for length in wanted.tolist():
         distance = np.abs(sizes - length)
         slack = max(_NEAR_TOKENS, int(_NEAR_SHARE * length))
-        near = np.flatnonzero(distance <= max(slack, int(distance.min())))
+        near = np.flatnonzero(distance <= distance.min() + slack)
         chosen.append(int(rng.choice(near)))
     return chosen
 

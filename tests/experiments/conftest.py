@@ -1,0 +1,88 @@
+"""A model so small that a whole experiment runs in a test, and the settings for it."""
+
+import json
+
+import jax
+import pytest
+import tokenizers
+
+from experiments import run
+from paged_jax import LoadedModel
+from paged_jax.models import llama
+from paged_jax.models.config import tiny
+from paged_jax.tokenizer import Tokenizer
+
+TEXTS = (
+    "Hi.",
+    "Why is the sky blue?",
+    "Name three rivers.",
+    "Write a poem about rain.",
+    "Translate 'good morning' into French, please.",
+    "Summarise: the cat sat on the mat, and then it slept there.",
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Returns a tokenizer with a token for each byte, and no chat template."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tokenizer) -> LoadedModel:
+    config = tiny(vocab_size=256)
+    params = llama.init_params(config, jax.random.key(0))
+    return LoadedModel(config, params, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def prompts_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [
+        json.dumps({"id": f"p{i}", "category": "chat", "text": text})
+        for i, text in enumerate(TEXTS)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def tiny_flags(prompts_file) -> list[str]:
+    """Flags that make every configuration small; all cells then share two programs."""
+    return [
+        f"--config.workload.prompts={prompts_file}",
+        "--config.workload.num_requests=12",
+        "--config.workload.length_scale=16",
+        "--config.engine.max_model_len=64",
+        "--config.engine.full_length_requests=4",
+        "--config.engine.max_seqs=8",
+        "--config.engine.max_requests=16",
+        "--config.engine.token_budget=16",
+        "--config.engine.steps_per_sync=16",
+    ]
+
+
+@pytest.fixture
+def run_tiny(tiny_model, tiny_flags, monkeypatch, capsys):
+    """Returns a function that runs the command on the tiny model.
+
+    It returns the exit code, what was printed, and what went to the error stream.
+    """
+    monkeypatch.setattr(run, "load_model", lambda name, dtype: tiny_model)
+
+    def call(*words: str):
+        code = run.main([*tiny_flags, *map(str, words)])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from experiments.lengths import datasets, draw_lengths, quantile
+
+
+def test_the_quantiles_of_the_paper_are_met_exactly():
+    shares = np.array([0.0, 0.5, 0.9, 1.0])
+    assert quantile("sharegpt", "input", shares).tolist() == [1, 35, 506, 2028]
+    assert quantile("sharegpt", "output", shares).tolist() == [1, 271, 754, 2009]
+
+
+def test_between_two_percentiles_the_length_is_linear():
+    shares = np.array([0.70, 0.725, 0.75])
+    assert quantile("sharegpt", "input", shares).tolist() == [94, 113.5, 133]
+
+
+@pytest.mark.parametrize("which,mean", [("input", 161.31), ("output", 337.99)])
+def test_the_mean_is_close_to_the_one_the_paper_prints(which, mean):
+    shares = (np.arange(100_000) + 0.5) / 100_000
+    assert quantile("sharegpt", which, shares).mean() == pytest.approx(mean, rel=0.03)
+
+
+def test_a_draw_has_the_quantiles_of_the_dataset():
+    drawn = draw_lengths(np.random.default_rng(0), 5000, "sharegpt", 1.0, 10_000)
+    for column, which in enumerate(("input", "output")):
+        for share in (0.1, 0.5, 0.9):
+            wanted = quantile("sharegpt", which, np.array([share]))[0]
+            assert np.quantile(drawn[:, column], share) == pytest.approx(
+                wanted, rel=0.02
+            )
+
+
+def test_even_a_small_draw_has_the_spread():
+    medians = [
+        np.median(
+            draw_lengths(np.random.default_rng(seed), 40, "sharegpt", 1.0, 10_000)[:, 1]
+        )
+        for seed in range(20)
+    ]
+    assert max(medians) - min(medians) < 30  # plain draws spread over some 150
+
+
+def test_input_and_output_are_independent():
+    drawn = draw_lengths(np.random.default_rng(1), 5000, "sharegpt", 1.0, 10_000)
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("dataset", datasets())
+@pytest.mark.parametrize("scale,limit", [(1, 1024), (4, 256), (16, 64)])
+def test_lengths_fit_the_model_and_are_positive(dataset, scale, limit):
+    drawn = draw_lengths(np.random.default_rng(0), 300, dataset, scale, limit)
+    assert drawn.shape == (300, 2)
+    assert drawn.min() >= 1
+    assert drawn.sum(1).max() <= limit
+
+
+def test_scaling_divides_the_lengths():
+    whole = draw_lengths(np.random.default_rng(0), 500, "sharegpt", 1.0, 10_000)
+    scaled = draw_lengths(np.random.default_rng(0), 500, "sharegpt", 4.0, 10_000)
+    assert scaled == pytest.approx(np.maximum(whole / 4, 1), abs=0.7)
+
+
+def test_the_same_seed_draws_the_same():
+    first, second = (
+        draw_lengths(np.random.default_rng(7), 50, "sharegpt", 1.0, 1024)
+        for _ in range(2)
+    )
+    assert (first == second).all()

@@ -1,0 +1,158 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import TEXTS
+
+from experiments.errors import UserError
+from experiments.settings import WorkloadSettings
+from experiments.workloads import build_workload, choose_texts, scale_text
+
+LIMIT = 64
+
+
+@pytest.fixture
+def settings(prompts_file):
+    return WorkloadSettings(
+        num_requests=30, prompts=str(prompts_file), length_scale=16.0
+    )
+
+
+def build(settings, tokenizer, seed=0, limit=LIMIT):
+    return build_workload(settings, limit, seed, tokenizer)
+
+
+def test_the_same_seed_gives_the_same_workload(settings, tokenizer):
+    assert build(settings, tokenizer) == build(settings, tokenizer)
+
+
+def test_another_seed_gives_another_workload(settings, tokenizer):
+    first, second = build(settings, tokenizer), build(settings, tokenizer, seed=1)
+    assert first.digest != second.digest
+
+
+def test_every_request_fits_the_model(settings, tokenizer):
+    for name in ("offline", "poisson", "system_prompt"):
+        requests = build(
+            dataclasses.replace(settings, name=name), tokenizer, limit=300
+        ).requests
+        assert all(len(r.tokens) + r.output_len <= 300 for r in requests)
+        assert all(r.output_len >= 1 for r in requests)
+
+
+def test_prompts_are_texts_of_the_file(settings, tokenizer):
+    for request in build(settings, tokenizer, limit=200).requests:
+        text = TEXTS[int(request.prompt_id.removeprefix("p"))]
+        assert tokenizer.decode(request.tokens) == text
+
+
+def test_a_text_that_is_too_long_loses_its_end(settings, tokenizer):
+    workload = build(settings, tokenizer, limit=32)
+    shown = [tokenizer.decode(r.tokens) for r in workload.requests]
+    texts = [TEXTS[int(r.prompt_id[1:])] for r in workload.requests]
+    assert all(t.startswith(s) and s for s, t in zip(shown, texts))
+    assert workload.trimmed == sum(s != t for s, t in zip(shown, texts)) > 0
+
+
+def test_offline_requests_are_all_there_at_time_0(settings, tokenizer):
+    assert {r.arrival for r in build(settings, tokenizer).requests} == {0.0}
+
+
+def test_poisson_arrivals_are_one_apart_in_the_mean(settings, tokenizer):
+    workload = build(
+        dataclasses.replace(settings, name="poisson", num_requests=2000), tokenizer
+    )
+    arrivals = np.array([r.arrival for r in workload.requests])
+    gaps = np.diff(arrivals)
+    assert arrivals[0] == 0 and (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1, rel=0.07)
+    assert gaps.std() == pytest.approx(1, rel=0.1)  # exponential
+
+
+def test_poisson_serves_the_same_requests_as_offline(settings, tokenizer):
+    poisson = dataclasses.replace(settings, name="poisson")
+    assert build(settings, tokenizer).digest == build(poisson, tokenizer).digest
+
+
+def test_the_system_prompt_stands_before_the_same_requests(settings, tokenizer):
+    plain = build(settings, tokenizer, limit=400)
+    behind = build(
+        dataclasses.replace(settings, name="system_prompt"), tokenizer, limit=400
+    )
+    size = len(behind.prefix)
+    assert size > 20
+    for a, b in zip(plain.requests, behind.requests, strict=True):
+        assert b.tokens[:size] == behind.prefix
+        assert b.tokens[-len(a.tokens) :] == a.tokens
+        assert b.output_len == a.output_len
+
+
+def test_without_a_system_prompt_there_is_no_prefix(settings, tokenizer):
+    assert build(settings, tokenizer).prefix == ()
+
+
+def test_a_scaled_text_keeps_whole_sentences(tokenizer):
+    text = "One two. Three four. Five six! Seven eight?"
+    assert scale_text(text, 1.0, tokenizer) == text
+    assert scale_text(text, 2.0, tokenizer) == "One two. Three four."
+    assert scale_text(text, 100.0, tokenizer) == "One two."
+
+
+def test_the_nearest_text_is_chosen():
+    rng = np.random.default_rng(0)
+    sizes = np.array([5, 50, 500])
+    assert choose_texts(rng, sizes, np.array([1, 40, 70, 9000])) == [0, 1, 1, 2]
+
+
+def test_texts_that_are_as_near_take_turns():
+    rng = np.random.default_rng(0)
+    chosen = choose_texts(rng, np.array([10, 11, 12, 90]), np.full(100, 3))
+    assert set(chosen) == {0, 1, 2}
+
+
+def test_prompts_as_they_are_come_in_turn(settings, tokenizer):
+    workload = build(
+        dataclasses.replace(settings, prompt_lengths="as_is", num_requests=8),
+        tokenizer,
+        limit=200,
+    )
+    ids = [r.prompt_id for r in workload.requests]
+    assert ids == ["p0", "p1", "p2", "p3", "p4", "p5", "p0", "p1"]
+
+
+def test_a_prompt_longer_than_the_model_length_is_named(settings, tokenizer):
+    as_is = dataclasses.replace(settings, prompt_lengths="as_is")
+    with pytest.raises(UserError, match=r"prompt p4 has 45 tokens .* is 40"):
+        build(as_is, tokenizer, limit=40)
+
+
+def test_a_malformed_prompts_file_is_named(settings, tokenizer, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text("{nonsense")
+    with pytest.raises(UserError, match="bad.json"):
+        build(dataclasses.replace(settings, prompts=str(bad)), tokenizer)
+
+
+def test_the_prompts_that_ship_make_a_workload(tokenizer):
+    workload = build_workload(WorkloadSettings(num_requests=20), 1024, 0, tokenizer)
+    assert len(workload.requests) == 20
+    assert json.dumps(workload.describe())
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"name": "online"}, "workload.name is 'online'; it must be one of offline"),
+        ({"lengths": "sharegtp"}, "one of sharegpt, alpaca"),
+        ({"prompt_lengths": "short"}, "one of drawn, as_is"),
+        ({"num_requests": 0}, "workload.num_requests is 0; it must be 1 or more"),
+        ({"length_scale": 0.0}, "workload.length_scale is 0.0"),
+        ({"rate": -1.0}, "workload.rate is -1.0"),
+        ({"arrival_steps": 0}, "workload.arrival_steps is 0"),
+        ({"sharing": True}, "only the system_prompt workload"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        WorkloadSettings(**changes)
