@@ -19,7 +19,7 @@ Params = dict[str, Any]
 # Dense kernels are [in, out], the embedding [V, hidden]; see docs/design.md for what
 # other layouts cost on CPU.
 _dense_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
-_bias_init = nn.initializers.normal(0.5)
+_bias_init = nn.initializers.normal(0.1)
 # [V, hidden]: rows of length one, small beside what the layers add, so that a random
 # model with a tied head does not just repeat its input.
 _embedding_init = nn.initializers.variance_scaling(
@@ -29,109 +29,116 @@ _embedding_init = nn.initializers.variance_scaling(
 _LOGIT_SPREAD = 4.0
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation over the last axis, in float32."""
+class Norm(nn.Module):
+    """Declares the scale of an RMSNorm."""
 
-    eps: float
-    initial_scale: float = 1.0
+    size: int
+    initial: float = 1.0
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises dtype[..., features]."""
-        init = nn.initializers.constant(self.initial_scale)
-        scale = self.param("scale", init, x.shape[-1:], x.dtype)
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return y.astype(x.dtype) * scale
+    def __call__(self, dtype: Any) -> jax.Array:
+        """Returns dtype[size]."""
+        return self.param(
+            "scale", nn.initializers.constant(self.initial), (self.size,), dtype
+        )
 
 
 class Dense(nn.Module):
-    """A linear map of the last axis; the kernel is [in, out]."""
+    """Declares a linear map, its kernel [in, out]."""
 
+    inputs: int
     features: int
     use_bias: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps dtype[N, in] to dtype[N, features]."""
-        shape = (x.shape[-1], self.features)
-        y = x @ self.param("kernel", _dense_init, shape, x.dtype)
+    def __call__(self, dtype: Any) -> dict[str, jax.Array]:
+        """Returns `kernel` dtype[inputs, features], and `bias` dtype[features]."""
+        shape = (self.inputs, self.features)
+        weights = {"kernel": self.param("kernel", _dense_init, shape, dtype)}
         if self.use_bias:
-            y = y + self.param("bias", _bias_init, (self.features,), x.dtype)
-        return y
+            weights["bias"] = self.param("bias", _bias_init, (self.features,), dtype)
+        return weights
 
 
-class Layer(nn.Module):
-    """One decoder layer: attention through the paged cache, then the gated MLP."""
+class LayerWeights(nn.Module):
+    """Declares the weights of one decoder layer."""
 
     config: ModelConfig
-    backend: str
 
     @nn.compact
-    def __call__(
-        self,
-        index: jax.Array,
-        x: jax.Array,
-        batch: TokenBatch,
-        cache: KVCache,
-        turns: tuple[jax.Array, jax.Array],
-    ) -> tuple[jax.Array, KVCache]:
-        """Adds the layer's two branches to the residual stream dtype[N, hidden]."""
-        attended, cache = self._attention(index, x, batch, cache, turns)
-        x = x + attended
-        return x + self._mlp(x), cache
-
-    def _attention(
-        self,
-        index: jax.Array,
-        x: jax.Array,
-        batch: TokenBatch,
-        cache: KVCache,
-        turns: tuple[jax.Array, jax.Array],
-    ) -> tuple[jax.Array, KVCache]:
-        c = self.config
-        y = RMSNorm(c.rms_norm_eps, name="attention_norm")(x)
-        qkv = Dense(c.qkv_size, c.qkv_bias, name="qkv")(y)
-        heads = qkv.reshape(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        q, k, v = jnp.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
+    def __call__(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Returns the kernels of the dense layers, and the vectors, by name."""
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        vectors = {
+            "attention_norm": Norm(c.hidden_size, name="attention_norm")(dtype),
+            "mlp_norm": Norm(c.hidden_size, name="mlp_norm")(dtype),
+        }
         if c.qk_norm:
-            q = RMSNorm(c.rms_norm_eps, name="q_norm")(q)
-            k = RMSNorm(c.rms_norm_eps, name="k_norm")(k)
-        q, k = rotate(q, turns), rotate(k, turns)
-        cache = write_kv(cache, index, k, v, batch.slots)
-        attended = paged_attention(
-            q,
-            cache.k,
-            cache.v,
-            index,
-            batch.attention,
-            scale=c.head_dim**-0.5,
-            backend=self.backend,
-        )
-        attended = attended.reshape(x.shape[0], c.num_heads * c.head_dim)
-        return Dense(c.hidden_size, name="out")(attended), cache
+            vectors["q_norm"] = Norm(c.head_dim, name="q_norm")(dtype)
+            vectors["k_norm"] = Norm(c.head_dim, name="k_norm")(dtype)
+        dense = {
+            "qkv": Dense(c.hidden_size, c.qkv_size, c.qkv_bias, name="qkv"),
+            "out": Dense(c.num_heads * c.head_dim, c.hidden_size, name="out"),
+            "gate_up": Dense(c.hidden_size, 2 * c.intermediate_size, name="gate_up"),
+            "down": Dense(c.intermediate_size, c.hidden_size, name="down"),
+        }
+        kernels = {}
+        for name, layer in dense.items():
+            weights = layer(dtype)
+            kernels[name] = weights["kernel"]
+            if "bias" in weights:
+                vectors[f"{name}_bias"] = weights["bias"]
+        return kernels, vectors
 
-    def _mlp(self, x: jax.Array) -> jax.Array:
-        c = self.config
-        y = RMSNorm(c.rms_norm_eps, name="mlp_norm")(x)
-        gate_up = Dense(2 * c.intermediate_size, name="gate_up")(y)
-        gate, up = jnp.split(gate_up, 2, axis=-1)
-        return Dense(c.hidden_size, name="down")(jax.nn.silu(gate) * up)
+
+class _Stack:
+    """The weights of all layers, for a layer index that is static or traced.
+
+    A traced index picks a kernel with a `lax.switch` around its product alone: nothing
+    is copied, where `lax.scan` over stacked kernels copies all of them on CPU, and the
+    rest of a layer is compiled once. The vectors are small, and stacked.
+    """
+
+    def __init__(self, layers: list[tuple[dict, dict]]):
+        self._kernels = [kernels for kernels, _ in layers]
+        self._vectors = {
+            name: jnp.stack([vectors[name] for _, vectors in layers])
+            for name in layers[0][1]
+        }
+
+    def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
+        """Returns `x` dtype[N, in] times the named kernel of a layer, dtype[N, out]."""
+        if isinstance(layer, int):
+            return x @ self._kernels[layer][name]
+        branches = [lambda x, w=kernels[name]: x @ w for kernels in self._kernels]
+        return jax.lax.switch(layer, branches, x)
+
+    def vector(self, name: str, layer: int | jax.Array) -> jax.Array | None:
+        """Returns a layer's vector of that name, or None if the model has none."""
+        return self._vectors[name][layer] if name in self._vectors else None
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Normalises the last axis by its root mean square, in float32."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return y.astype(x.dtype) * scale
 
 
 class Llama(nn.Module):
     """Llama, Qwen2 and Qwen3 on the tokens of one step.
 
-    The layers are unrolled, each with its own parameter leaves: `lax.scan` over
-    stacked weights copies every layer's weights on CPU (docs/design.md).
-
     Attributes:
         config: the model's shape.
         attention_backend: of `pallas_kernels.api.paged_attention`.
+        unroll: whether the layers are unrolled in the program, or looped over. The loop
+            compiles several times faster and runs as fast on CPU; on a GPU each branch
+            on the layer would wait for the host.
     """
 
     config: ModelConfig
     attention_backend: str = "xla"
+    unroll: bool = False
 
     @nn.compact
     def __call__(self, batch: TokenBatch, cache: KVCache) -> tuple[jax.Array, KVCache]:
@@ -149,23 +156,76 @@ class Llama(nn.Module):
         dtype = jnp.dtype(c.dtype)
         shape = (c.vocab_size, c.hidden_size)
         embedding = self.param("embedding", _embedding_init, shape, dtype)
-        frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_divisors)
-        turns = rotation(batch.positions, frequencies)
-        x = embedding[batch.tokens]
-        # Under jit the layer is traced once, not once per index.
-        layer_type = nn.jit(Layer)
-        for index in range(c.num_layers):
-            layer = layer_type(c, self.attention_backend, name=f"layer_{index}")
-            x, cache = layer(jnp.int32(index), x, batch, cache, turns)
-        x = x[batch.sample_index]
-        x = RMSNorm(c.rms_norm_eps, _LOGIT_SPREAD, name="norm")(x)
+        stack = _Stack(
+            [LayerWeights(c, name=f"layer_{i}")() for i in range(c.num_layers)]
+        )
+        norm = Norm(c.hidden_size, _LOGIT_SPREAD, name="norm")(dtype)
         head = embedding
         if not c.tie_embeddings:
             head = self.param("head", _embedding_init, shape, dtype)
+
+        frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_divisors)
+        turns = rotation(batch.positions, frequencies)
+
+        def layer(index, carry):
+            x, cache = carry
+            attended, cache = self._attention(stack, index, x, batch, cache, turns)
+            x = x + attended
+            return x + self._mlp(stack, index, x), cache
+
+        carry = embedding[batch.tokens], cache
+        if self.unroll:
+            for index in range(c.num_layers):
+                carry = layer(index, carry)
+        else:
+            carry = jax.lax.fori_loop(0, c.num_layers, layer, carry)
+        x, cache = carry
+        x = rms_norm(x[batch.sample_index], norm, c.rms_norm_eps)
         logits = jax.lax.dot_general(
             x, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
         return logits, cache
+
+    def _attention(
+        self,
+        stack: _Stack,
+        layer: int | jax.Array,
+        x: jax.Array,
+        batch: TokenBatch,
+        cache: KVCache,
+        turns: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, KVCache]:
+        """Returns the attention branch, dtype[N, hidden], and the cache written."""
+        c = self.config
+        y = rms_norm(x, stack.vector("attention_norm", layer), c.rms_norm_eps)
+        qkv = stack.product("qkv", layer, y)
+        if c.qkv_bias:
+            qkv = qkv + stack.vector("qkv_bias", layer)
+        heads = qkv.reshape(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        q, k, v = jnp.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
+        if c.qk_norm:
+            q = rms_norm(q, stack.vector("q_norm", layer), c.rms_norm_eps)
+            k = rms_norm(k, stack.vector("k_norm", layer), c.rms_norm_eps)
+        q, k = rotate(q, turns), rotate(k, turns)
+        cache = write_kv(cache, layer, k, v, batch.slots)
+        attended = paged_attention(
+            q,
+            cache.k,
+            cache.v,
+            layer,
+            batch.attention,
+            scale=c.head_dim**-0.5,
+            backend=self.attention_backend,
+        )
+        attended = attended.reshape(x.shape[0], c.num_heads * c.head_dim)
+        return stack.product("out", layer, attended), cache
+
+    def _mlp(self, stack: _Stack, layer: int | jax.Array, x: jax.Array) -> jax.Array:
+        """Returns the gated MLP's branch, dtype[N, hidden]."""
+        c = self.config
+        y = rms_norm(x, stack.vector("mlp_norm", layer), c.rms_norm_eps)
+        gate, up = jnp.split(stack.product("gate_up", layer, y), 2, axis=-1)
+        return stack.product("down", layer, jax.nn.silu(gate) * up)
 
 
 def forward(
@@ -174,10 +234,10 @@ def forward(
     batch: TokenBatch,
     cache: KVCache,
     backend: str = "xla",
+    unroll: bool = False,
 ) -> tuple[jax.Array, KVCache]:
     """Runs one step of the model as a pure function; see `Llama`."""
-    model: Any = Llama(config, backend)
-    return model.apply({"params": params}, batch, cache)
+    return Llama(config, backend, unroll).apply({"params": params}, batch, cache)
 
 
 def param_shapes(config: ModelConfig) -> Params:
@@ -192,7 +252,8 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
         config: the model's shape.
         key: a jax PRNG key.
     """
-    return jax.jit(_init, static_argnums=0)(config, key)
+    # Not jitted as a whole: the layers share one compiled program that way.
+    return _init(config, key)
 
 
 def _init(config: ModelConfig, key: jax.Array) -> Params:

@@ -16,8 +16,8 @@ ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
 def assemble_params(config: ModelConfig, read: ReadTensor) -> Params:
     """Builds the parameters of `Llama`, fusing and transposing as it expects.
 
-    One tensor at a time is read and converted, so that little more than the result is
-    ever in memory.
+    A few tensors at a time are read and converted, so that little more than the result
+    is ever in memory.
 
     Args:
         config: the model's shape and dtype.
@@ -42,13 +42,14 @@ def assemble_params(config: ModelConfig, read: ReadTensor) -> Params:
         return jnp.asarray(read(name, (rows, columns)), dtype)
 
     def kernel(columns: int, *parts: tuple[str, int]) -> jax.Array:
-        # [in, out], the parts side by side
+        # All parts are read before the result is made: sizes that come from a damaged
+        # file are checked against real tensors, not allocated.
+        arrays = [read(name, (rows, columns)) for name, rows in parts]
         fused = np.empty((columns, sum(rows for _, rows in parts)), dtype)
         start = 0
-        for name, rows in parts:
-            part = read(name, (rows, columns))
-            fused[:, start : start + rows] = part.T
-            start += rows
+        for array in arrays:
+            fused[:, start : start + len(array)] = array.T
+            start += len(array)
         return jnp.asarray(fused)
 
     def layer(index: int) -> Params:
