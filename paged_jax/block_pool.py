@@ -86,8 +86,10 @@ def drop(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
       The pool. Freed blocks go on top of the stack, the last one first to be reused.
     """
     blocks = jnp.where(valid, blocks, 0)
-    ref_count = pool.ref_count.at[blocks].add(-valid.astype(jnp.int32))
-    freed = valid & (ref_count[blocks] == 0)
+    # Read in one go, then write: so the cache misses of a large pool overlap.
+    references = pool.ref_count[blocks] - valid.astype(jnp.int32)
+    ref_count = pool.ref_count.at[blocks].set(references)
+    freed = valid & (references == 0)
     rank = jnp.cumsum(freed.astype(jnp.int32))
     place = jnp.where(freed, pool.num_free + rank - 1, pool.num_blocks)
     return BlockPool(

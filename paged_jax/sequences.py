@@ -65,3 +65,21 @@ def init_sequences(num_rows: int, table_width: int, null_request: int = 0) -> Se
 def blocks_for(num_tokens: jax.Array, block_size: int) -> jax.Array:
     """Returns the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)  # this form cannot overflow
+
+
+def slots_of(
+    sequences: Sequences, rows: jax.Array, positions: jax.Array, block_size: int
+) -> jax.Array:
+    """Translates positions in sequences to slots of the cache, through block tables.
+
+    Args:
+      sequences: the sequence rows.
+      rows: i32[N], the row of each token.
+      positions: i32[N], its position in that row; the row has a block for it.
+      block_size: tokens in a block.
+
+    Returns:
+      i32[N], `block * block_size + offset` of each token.
+    """
+    block = sequences.block_table[rows, positions // block_size]
+    return block * block_size + positions % block_size
