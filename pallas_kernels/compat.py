@@ -1,10 +1,21 @@
-"""What differs between the supported versions of jax, for the kernels."""
+"""What differs between the supported versions of jax, for the kernels.
+
+Imports nothing of Pallas at the top: the other backends work without it.
+"""
+
+from typing import Any
 
 import jax
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
-# Pallas's Mosaic GPU names and its interpreter are usable from here on.
+# From here on, Pallas has the Mosaic GPU names that the kernels use, and an interpreter
+# that runs them.
 MOSAIC_JAX_VERSION = (0, 11)
+
+
+def has_mosaic() -> bool:
+    """Whether this jax can run the `pallas` backend."""
+    return JAX_VERSION >= MOSAIC_JAX_VERSION
 
 
 def require_mosaic() -> None:
@@ -13,8 +24,49 @@ def require_mosaic() -> None:
     Raises:
         ValueError: jax is older than 0.11.
     """
-    if JAX_VERSION < MOSAIC_JAX_VERSION:
+    if not has_mosaic():
         raise ValueError(
-            f"The pallas attention backend needs jax >= 0.11, this is "
+            "The pallas attention backend needs jax >= 0.11, this is jax "
             f'{jax.__version__}; use backend="xla".'
         )
+
+
+def compiler_params(**kwargs: Any) -> Any:
+    """Returns Mosaic GPU compiler parameters, with the lowering semantics spelled out.
+
+    The default has changed between versions.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu.CompilerParams(
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup, **kwargs
+    )
+
+
+def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
+    """Returns what `plgpu.kernel` takes as `interpret`.
+
+    Args:
+        interpret: whether to interpret on the CPU; None asks for it where jax has no
+            GPU.
+        **kwargs: fields of `plgpu.InterpretGPUParams`.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if interpret is None:
+        interpret = jax.default_backend() != "gpu"
+    return plgpu.InterpretGPUParams(**kwargs) if interpret else False
+
+
+def races_found() -> bool:
+    """Whether the interpreter has seen a data race since its last reset."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+
+    return bool(interpret_pallas_call.get_races().races_found)
+
+
+def reset_interpreter() -> None:
+    """Clears the interpreter's state, which an error inside a kernel leaves behind."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+
+    interpret_pallas_call.reset_gpu_interpret_mode_state()

@@ -41,7 +41,7 @@ class AttentionMetadata(NamedTuple):
     num_tiles: jax.Array
 
 
-# Query tokens that share one pass over their sequence's keys and values. With a GQA
-# group of 4, 16 of them fill the 64 rows of a Hopper matrix product; on the CPU, tiles of 32
-# were 20% faster for chunks of 64 and more, and 60% slower for chunks of 16.
+# Query tokens that share one pass over their sequence's keys and values. With 4 query
+# heads on each KV head, 16 fill the 64 rows of a Hopper matrix product. On the CPU,
+# tiles of 32 were 20% faster for chunks of 64 and more, 60% slower for chunks of 16.
 QUERY_TILE = 16

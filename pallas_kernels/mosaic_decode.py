@@ -1,0 +1,240 @@
+"""Paged attention for NVIDIA Hopper, on Pallas's Mosaic GPU backend.
+
+One thread block for each (token, KV head, split of the context), of two warpgroups.
+The producer walks the block table and has the TMA unit copy blocks of keys and values
+into a ring of shared-memory stages; the consumer multiplies with wgmma and keeps an
+online softmax. Splits leave unnormalised float32 partials, which are merged once.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import compat
+from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.mosaic_decode_kernel import (
+    KV_TILE,
+    MIN_SPLIT_TILES,
+    ROWS,
+    Barriers,
+    Buffers,
+    Config,
+    thread_block,
+)
+
+# Stages of keys and values in flight; 4 of head dim 128 take 184 KB of the 227 KB.
+STAGES = 4
+# Splits fill the machine, 132 processors, when tokens and heads alone do not.
+SPLIT_TARGET = 2 * 132
+MAX_SPLITS = 16
+HEAD_DIMS = (64, 128)
+MIN_BLOCK_SIZE = 8
+KV_DTYPES = (jnp.bfloat16, jnp.float16)
+
+
+def paged_attention_mosaic(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    layer: int | jax.Array,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    splits: int | None = None,
+    stages: int = STAGES,
+    interpret: Any = None,
+) -> jax.Array:
+    """Runs every token as a row of its own, with its own length.
+
+    Right for decode tokens. Prefill tokens are correct but slow, since each reads its
+    whole context again.
+
+    Args:
+        q: dtype[N, H, D], one query per token; taken in the dtype of the cache. D is
+            64 or 128, and H is at most 64 * K.
+        k_cache: bfloat16 or float16 [L, P, B, K, D], B from 8 to 256.
+        v_cache: like `k_cache`.
+        layer: which layer of the cache.
+        metadata: where each token finds its context. Only `block_tables`, `rows` and
+            `lengths` are read.
+        scale: factor on the scores, before the softmax.
+        splits: thread blocks that share a long context; None chooses.
+        stages: depth of the ring of keys and values, 1 or more.
+        interpret: whether to interpret the kernel on the CPU; None interprets where
+            jax has no GPU. Or a `plgpu.InterpretGPUParams`.
+
+    Returns:
+        dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
+
+    Raises:
+        ValueError: a dtype, head dim, block size or group that the kernel does not
+            handle.
+    """
+    _check(q, k_cache)
+    num_tokens, num_heads, head_dim = q.shape
+    num_blocks, block_size, kv_heads = k_cache.shape[1:4]
+    heads = num_heads // kv_heads
+    group = -(-heads // 8) * 8
+    unit = min(block_size, KV_TILE)
+    per_block = block_size // unit
+    context = metadata.block_tables.shape[1] * block_size
+    config = Config(
+        unit=unit,
+        per_block=per_block,
+        stages=stages,
+        splits=splits or _choose_splits(num_tokens * kv_heads, context),
+        group=group,
+        scale=scale * math.log2(math.e),
+        dtype=k_cache.dtype,
+    )
+    queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
+    flat = (-1, unit, kv_heads, head_dim)
+    # The layer goes into the units' numbers: the cache is passed whole and not copied.
+    first = jnp.asarray(layer * (num_blocks * per_block), jnp.int32).reshape(1)
+    partials = _partials(
+        queries,
+        k_cache.reshape(flat),
+        v_cache.reshape(flat),
+        metadata.block_tables,
+        metadata.rows,
+        metadata.lengths,
+        first,
+        config=config,
+        interpret=interpret,
+    )
+    out = _merge(*partials)
+    return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
+
+
+def _check(q: jax.Array, k_cache: jax.Array) -> None:
+    _, num_heads, head_dim = q.shape
+    block_size, kv_heads = k_cache.shape[2:4]
+    if k_cache.dtype not in KV_DTYPES:
+        raise ValueError(
+            "The pallas attention backend takes a 16-bit KV cache, bfloat16 or "
+            f'float16, got {k_cache.dtype}; convert the cache, or use backend="xla".'
+        )
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"The pallas attention backend takes head dims {HEAD_DIMS}, got "
+            f'{head_dim}; use backend="xla".'
+        )
+    if block_size < MIN_BLOCK_SIZE:
+        raise ValueError(
+            "The pallas attention backend takes block sizes from "
+            f'{MIN_BLOCK_SIZE} to 256, got {block_size}; use backend="xla".'
+        )
+    if num_heads > ROWS * kv_heads:
+        raise ValueError(
+            f"The pallas attention backend takes up to {ROWS} query heads on each KV "
+            f'head, got {num_heads // kv_heads}; use backend="xla".'
+        )
+
+
+def _choose_splits(rows: int, context: int) -> int:
+    useful = max(1, context // (KV_TILE * MIN_SPLIT_TILES))
+    return max(1, min(MAX_SPLITS, useful, -(-SPLIT_TARGET // rows)))
+
+
+def _swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
+    columns = 128 // jnp.dtype(dtype).itemsize
+    tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
+    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+
+def _partials(
+    q: jax.Array,
+    k_units: jax.Array,
+    v_units: jax.Array,
+    tables: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    first: jax.Array,
+    *,
+    config: Config,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Runs the kernel.
+
+    Args:
+        q: dtype[N, K, group, D].
+        k_units: dtype[U, unit, K, D], the units of all layers.
+        v_units: dtype[U, unit, K, D].
+        tables: i32[S, T].
+        rows: i32[N].
+        lengths: i32[N].
+        first: i32[1], first unit of the layer.
+        config: static choices.
+        interpret: see `paged_attention_mosaic`.
+
+    Returns:
+        out f32[N, K, splits, group, D], not normalised, and anything at all where a
+        split is empty; top f32[N, K, splits, group], largest score in units of log2;
+        total f32[N, K, splits, group], sum of the weights, 0 where a split is empty.
+    """
+    num_tokens, kv_heads, group, head_dim = q.shape
+    ring = (config.stages, KV_TILE, head_dim)
+    copies = KV_TILE // config.unit
+    f32 = jnp.float32
+
+    def entry(*refs):
+        buffers = Buffers(
+            q=_swizzled((ROWS, head_dim), config.dtype),
+            k=_swizzled(ring, config.dtype),
+            v=_swizzled(ring, config.dtype),
+            p=_swizzled((ROWS, KV_TILE), config.dtype),
+            out=_swizzled((ROWS, head_dim), f32),
+            top=plgpu.SMEM((ROWS,), f32),
+            total=plgpu.SMEM((ROWS,), f32),
+        )
+        stages = config.stages
+        barriers = Barriers(
+            q_ready=plgpu.Barrier(),
+            k_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+            v_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+            k_free=plgpu.Barrier(num_barriers=stages),
+            v_free=plgpu.Barrier(num_barriers=stages),
+        )
+        pl.run_scoped(
+            functools.partial(thread_block, *refs, config=config),
+            buffers,
+            barriers,
+            collective_axes="warpgroup",
+        )
+
+    if interpret is None or isinstance(interpret, bool):
+        interpret = compat.interpret_params(interpret)
+    shape = (num_tokens, kv_heads, config.splits, group)
+    kernel = plgpu.kernel(
+        entry,
+        out_type=(
+            jax.ShapeDtypeStruct((*shape, head_dim), f32),
+            jax.ShapeDtypeStruct(shape, f32),
+            jax.ShapeDtypeStruct(shape, f32),
+        ),
+        grid=(num_tokens, kv_heads, config.splits),
+        grid_names=("token", "head", "split"),
+        num_threads=2,
+        thread_name="warpgroup",
+        compiler_params=compat.compiler_params(approx_math=True),
+        interpret=interpret,
+    )
+    return kernel(q, k_units, v_units, tables, rows, lengths, first)
+
+
+def _merge(out: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:
+    """Merges the splits' partials (see `_partials`) to f32[N, K, group, D]."""
+    used = total > 0
+    weight = jnp.where(used, jnp.exp2(top - top.max(axis=2, keepdims=True)), 0.0)
+    out = jnp.where(used[..., None], out, 0.0)
+    total = jnp.sum(weight * total, axis=2)
+    out = jnp.sum(weight[..., None] * out, axis=2)
+    seen = total > 0
+    return jnp.where(seen[..., None], out / jnp.where(seen, total, 1.0)[..., None], 0.0)
