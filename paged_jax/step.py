@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -117,11 +118,10 @@ def _finish(program: Program, state: EngineState, plan: Plan, cache, samples):
     return EngineState(commit(scheduler, plan, samples), cache)
 
 
-def _plan(program: Program, state: EngineState) -> tuple[EngineState, Plan]:
-    scheduler, plan = schedule(
-        program.config, program.manager, state.scheduler, program.victim
-    )
-    return dataclasses.replace(state, scheduler=scheduler), plan
+def _schedule(
+    program: Program, scheduler: SchedulerState
+) -> tuple[SchedulerState, Plan]:
+    return schedule(program.config, program.manager, scheduler, program.victim)
 
 
 def step(program: Program, params: Params, state: EngineState) -> EngineState:
@@ -138,7 +138,8 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     Returns:
       The next state. A step with nothing to do is legal.
     """
-    state, plan = _plan(program, state)
+    scheduler, plan = _schedule(program, state.scheduler)
+    state = dataclasses.replace(state, scheduler=scheduler)
     branches = [
         lambda bucket=bucket: forward_and_sample(program, bucket, params, state, plan)
         for bucket in range(len(program.config.buckets) + 1)
@@ -208,16 +209,22 @@ def begin_bucket_loop(
 def _plan_next(
     program: Program, state: EngineState, taken: jax.Array, more: jax.Array
 ) -> tuple[EngineState, Pending]:
-    """Plans another step if `more`; keys and values stay out of the branch."""
+    """Plans another step if `more`.
 
-    def plan_one(scheduler: SchedulerState) -> tuple[SchedulerState, Plan]:
-        return schedule(program.config, program.manager, scheduler, program.victim)
+    A loop of one turn or none, since a branch would copy the block pool on the jax
+    versions that come here.
+    """
+    scheduler = state.scheduler
+    shapes = jax.eval_shape(functools.partial(_schedule, program), scheduler)[1]
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def stay(scheduler: SchedulerState) -> tuple[SchedulerState, Plan]:
-        shapes = jax.eval_shape(plan_one, scheduler)[1]
-        return scheduler, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    def plan_one(carry):
+        _, scheduler, _ = carry
+        return (jnp.bool_(False), *_schedule(program, scheduler))
 
-    scheduler, plan = jax.lax.cond(more, plan_one, stay, state.scheduler)
+    _, scheduler, plan = jax.lax.while_loop(
+        lambda carry: carry[0], plan_one, (more, scheduler, nothing)
+    )
     bucket = jnp.where(more, bucket_of(program.config, plan), -1)
     state = dataclasses.replace(state, scheduler=scheduler)
     return state, Pending(taken, bucket, plan)

@@ -112,15 +112,15 @@ def test_random_models_have_opinions(make):
     assert (logits.argmax(-1) == tokens).mean() < 0.5
 
 
-def test_the_program_has_one_copy_of_the_layer():
+def test_only_the_products_are_repeated_for_each_layer():
     config = tiny(num_layers=6)
     shapes = llama.param_shapes(config)
     batch = pack([np.arange(4)], [0], [4], np.array([[1]]), 4, 4)
     text = run.lower(
         config, shapes, batch, poisoned_cache(config, 1, 4), "reference"
     ).as_text()
-    # Four products in a layer, two in its attention, one for the head.
-    assert text.count("dot_general") == 7
+    # Four products in each layer, two in the attention, one for the head.
+    assert text.count("dot_general") == 4 * config.num_layers + 2 + 1
 
 
 def test_the_cache_is_written_in_place():
