@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax import debug
 from paged_jax.config import EngineConfig
@@ -83,7 +84,7 @@ class DeviceLoop:
         self.state, _, _ = self.programs.run(self._params, state, jnp.int32(1))
 
     def submit(self, requests: Sequence[NewRequest]) -> None:
-        """Puts at most `width` requests into their slots and at the end of the queue."""
+        """Puts at most `width` requests into their slots and the queue."""
         self.state = self.programs.submit(self.state, self._pack(requests))
         self.has_work = True
 
@@ -103,7 +104,8 @@ class DeviceLoop:
         self.stats.iterations += taken
         self.stats.device_seconds += ended - started
         if report.log.shape[0]:
-            self.stats.log_parts.append(report.log[: int(report.log_count)].copy())
+            rows = np.array(report.log[: int(report.log_count)])
+            self.stats.log_parts.append(rows)
         if self._debug:
             debug.raise_if_broken(self.state.scheduler)
         return report

@@ -20,6 +20,7 @@ from paged_jax.programs import Report
 from paged_jax.request_record import RequestRecord
 from paged_jax.requests import RequestStatus
 from paged_jax.sampling_params import RequestError, SamplingParams
+from paged_jax.schedule_timing import schedule_seconds
 from paged_jax.state import EngineState
 from paged_jax.stats import EngineStats
 from paged_jax.step import Program
@@ -80,6 +81,7 @@ class Engine:
         self._prefixes: dict[str, RequestRecord] = {}
         self._ready: list[RequestOutput] = []
         self._arrivals = 0
+        self._lengths: list[tuple[int, int]] = []  # of prompts and outputs asked for
 
     @classmethod
     def from_pretrained(
@@ -159,6 +161,7 @@ class Engine:
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
+        self._lengths.append((len(tokens), params.max_tokens))
         self._records[name] = record
         self._backlog.append(record)
         return name
@@ -388,8 +391,17 @@ class Engine:
         """The steps since the last `reset_stats`, f32[iterations, F] (`Field`)."""
         return self.stats.log
 
+    def schedule_us(self) -> float:
+        """Times one iteration with the model taken out, in microseconds.
+
+        Serves requests of the lengths submitted since the last `reset_stats`, all known
+        at the start; see `schedule_timing`.
+        """
+        return 1e6 * schedule_seconds(self.config, self._lengths)
+
     def reset_stats(self) -> None:
         """Starts counting anew."""
+        self._lengths = []
         self._device.stats = EngineStats()
 
     # ------------------------------------------------------------------ internals
@@ -437,7 +449,7 @@ class Engine:
             new_tokens = record.update(
                 RequestStatus(int(report.status[record.slot])),
                 int(report.length[record.slot]),
-                report.timeline[record.slot],
+                np.asarray(report.timeline[record.slot]),
                 self._device.time_of,
             )
             self.stats.output_tokens += new_tokens
@@ -477,7 +489,7 @@ def _slots(records: Sequence[RequestRecord]) -> list[int]:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Returns the prompts as a list: one text or one list of token ids is one prompt."""
+    """Returns prompts as a list; one text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if len(prompts) and isinstance(prompts[0], (int, np.integer)):

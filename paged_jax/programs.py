@@ -169,9 +169,14 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
         clear=aot(_on_scheduler(clear), (0,), state, slots),
         cancel=aot(_on_scheduler(cancel), (0,), state, slots, slots),
         collect=aot(_collect, (), state, slots),
-        activation_bytes=max(c.memory_analysis().temp_size_in_bytes for c in largest),
+        activation_bytes=max(_temporaries(c) for c in largest),
         compile_seconds=time.perf_counter() - started,
     )
+
+
+def _temporaries(compiled: Any) -> int:
+    """Returns the bytes of a program's temporaries."""
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def _run_with_switch(compiled: Callable) -> Callable:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paged_jax.config import EngineConfig
+from paged_jax.detokenizer import Detokenizer
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paged_jax.programs import Outputs
@@ -73,6 +74,7 @@ class RequestRecord:
 
     def __post_init__(self):
         self.length = len(self.tokens)
+        self._detokenizer = self.tokenizer and Detokenizer(self.tokenizer)
 
     def check(self, config: EngineConfig, vocab_size: int) -> None:
         """Raises RequestError for what this engine cannot serve."""
@@ -176,19 +178,26 @@ class RequestRecord:
                 ids = outputs.top_ids[position][kept].tolist()
                 values = outputs.top_logprobs[position][kept].tolist()
                 self._alternatives.append({**dict(zip(ids, values)), token: own})
-            if self.params.stop and self._stops_here():
+            if self._take_text(token):
                 break
-        if self.tokenizer is not None and not self.stop_string_found:
-            self.text = self.tokenizer.decode(self.output_ids)
+        if self._detokenizer is not None and self.ended and not self.stop_string_found:
+            self.text += self._detokenizer.flush()
 
-    def _stops_here(self) -> bool:
-        assert self.tokenizer is not None
-        text = self.tokenizer.decode(self.output_ids)
-        found = [(text.find(s), s) for s in self.params.stop if s in text]
-        if not found:
+    def _take_text(self, token: int) -> bool:
+        """Adds a token's text; returns whether a stop string ends the output there."""
+        if self._detokenizer is None:
             return False
-        at, self.stop_string = min(found)
-        self.text = text[:at]
+        seen = len(self.text)
+        self.text += self._detokenizer.push([token])
+        ends = []
+        for stop in self.params.stop:
+            at = self.text.find(stop, max(seen - len(stop) + 1, 0))
+            if at >= 0:
+                ends.append((at, stop))
+        if not ends:
+            return False
+        at, self.stop_string = min(ends)
+        self.text = self.text[:at]
         return True
 
     def output(self, reason: str | None = None) -> RequestOutput:

@@ -83,14 +83,14 @@ def test_every_iteration_equals_the_oracle(system):
 def test_an_overload_of_five_times_the_memory_ends(batching):
     config = small_config(batching=batching)
     lengths = [(8, 24)] * config.max_requests  # 8 blocks each, 20 in all
-    log, state = run_schedule(config, lengths)
+    _, state = run_schedule(config, lengths)
     assert (np.asarray(state.requests.length)[: len(lengths)] == 32).all()
     assert int(state.pool.num_free) == 20
 
 
 def test_a_long_prompt_does_not_stall_decoding():
     config = small_config(max_model_len=128, num_blocks=60)
-    log, state = run_schedule(config, [(2, 30), (100, 4), (3, 5)])
+    _, state = run_schedule(config, [(2, 30), (100, 4), (3, 5)])
     first, long, _ = np.asarray(state.requests.timeline)[:3]
     assert first[2] - first[1] == 29, "one token in every iteration"
     assert long[1] - long[0] >= 6, "its prompt took many iterations"

@@ -108,14 +108,35 @@ class _Stack:
 
     def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
         """Returns `x` dtype[N, in] times the named kernel of a layer, dtype[N, out]."""
+        multiply = _multiply_halves if name == "down" else jnp.matmul
         if isinstance(layer, int):
-            return x @ self._kernels[layer][name]
-        branches = [lambda x, w=kernels[name]: x @ w for kernels in self._kernels]
+            return multiply(x, self._kernels[layer][name])
+        branches = [
+            lambda x, w=kernels[name]: multiply(x, w) for kernels in self._kernels
+        ]
         return jax.lax.switch(layer, branches, x)
 
-    def vector(self, name: str, layer: int | jax.Array) -> jax.Array | None:
-        """Returns a layer's vector of that name, or None if the model has none."""
-        return self._vectors[name][layer] if name in self._vectors else None
+    def vector(self, name: str, layer: int | jax.Array) -> jax.Array:
+        """Returns a layer's vector of that name."""
+        return self._vectors[name][layer]
+
+
+def _multiply_halves(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Returns `x @ kernel`, the two halves of the sum apart.
+
+    The longest sums of a model, over values that now and then are a thousand times the
+    usual: in one go, their rounding is most of the error of float32 logits (SmolLM2's
+    first token: 2e-4, against 8e-5 in halves). It costs no time.
+    """
+    rows, inputs = x.shape
+    halves = 1 if inputs % 2 else 2
+    parts = jnp.einsum(
+        "nhi,hio->hno",
+        x.reshape(rows, halves, -1),
+        kernel.reshape(halves, -1, kernel.shape[-1]),
+        preferred_element_type=jnp.float32,
+    )
+    return parts.sum(0).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -237,7 +258,8 @@ def forward(
     unroll: bool = False,
 ) -> tuple[jax.Array, KVCache]:
     """Runs one step of the model as a pure function; see `Llama`."""
-    return Llama(config, backend, unroll).apply({"params": params}, batch, cache)
+    model: Any = Llama(config, backend, unroll)
+    return model.apply({"params": params}, batch, cache)
 
 
 def param_shapes(config: ModelConfig) -> Params:

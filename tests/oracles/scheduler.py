@@ -1,6 +1,6 @@
-"""The scheduler in plain Python: the rules of the paper's section 4, request by request.
+"""The scheduler in plain Python: the rules of the paper's section 4.
 
-Blocks are counted, not named: which block a sequence gets is the block tables' own test.
+Blocks are counted, not named: which one a sequence gets is the block tables' own test.
 """
 
 import dataclasses

@@ -1,0 +1,73 @@
+"""What scheduling costs: the same requests served with the model taken out."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.config import EngineConfig
+from paged_jax.kv_cache import init_kv_cache
+from paged_jax.memory_managers import MANAGERS
+from paged_jax.model_forward import NoModel
+from paged_jax.step import Program, run_steps
+from paged_jax.submit import NewRequest, init_state, pack_requests, submit
+
+
+def schedule_seconds(
+    config: EngineConfig,
+    lengths: Sequence[tuple[int, int]],
+    *,
+    max_iterations: int = 4000,
+) -> float:
+    """Returns the time of one iteration without a model, in seconds.
+
+    Everything else of a step is there: retirement, admission, the division of the
+    budget, growth, preemption, packing, sampling from one logit, and the commit; only
+    the log is left out. All requests are known at the start; no prefix is registered.
+
+    Args:
+      config: the settings.
+      lengths: prompt and output length of each request, in order of arrival; at most
+        `config.max_requests` are used.
+      max_iterations: where a long run is cut.
+    """
+    manager = MANAGERS[config.memory]
+    static = dataclasses.replace(config, record=False).step_config()
+    program = Program(static, NoModel(), manager.on_device())
+    cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, jnp.dtype(jnp.float32))
+    lengths = lengths[: config.max_requests]
+    new = [
+        NewRequest(
+            slot=i,
+            tokens=[0] * prompt,
+            max_len=min(prompt + output, config.max_model_len),
+            reserved_len=manager.reserve(prompt, output, config.max_model_len),
+            arrival=i,
+            prefix_row=-1,
+            stop_ids=(),
+            temperature=0.0,
+            top_p=1.0,
+            min_p=0.0,
+            top_k=0,
+            key=(0, 0),
+        )
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+    packed = pack_requests(static, new, config.max_requests)
+    run = jax.jit(run_steps, static_argnums=0, donate_argnums=2)
+
+    def serve() -> float:
+        state = init_state(static, manager, cache, config.batching == "static")
+        state = type(state)(submit(state.scheduler, packed), state.cache)
+        jax.block_until_ready(state)
+        started = time.perf_counter()
+        state = jax.block_until_ready(
+            run(program, None, state, jnp.int32(max_iterations))
+        )
+        elapsed = time.perf_counter() - started
+        return elapsed / max(int(state.scheduler.iteration), 1)
+
+    serve()  # compiles
+    return min(serve() for _ in range(3))
