@@ -36,7 +36,8 @@ def schedule_seconds(
     manager = MANAGERS[config.memory]
     static = dataclasses.replace(config, record=False).step_config()
     program = Program(static, NoModel(), manager.on_device())
-    cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, jnp.dtype(jnp.float32))
+    dtype = jnp.dtype(jnp.float32)
+    cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)
     lengths = lengths[: config.max_requests]
     new = [
         NewRequest(
