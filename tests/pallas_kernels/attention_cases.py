@@ -79,6 +79,7 @@ def make_case(
     padding: int = 3,
     tile_padding: int = 2,
     spare_blocks: int = 3,
+    spare_rows: int = 1,
     seed: int = 0,
 ) -> Case:
     """Returns a step over shuffled blocks, with NaN in every slot that holds no token.
@@ -92,7 +93,7 @@ def make_case(
     width = max(needed + [1]) if table_width is None else table_width
     num_blocks = sum(needed) + spare_blocks
     free = list(1 + rng.permutation(num_blocks))
-    tables = np.zeros((len(totals) + 1, width), np.int32)
+    tables = np.zeros((len(totals) + spare_rows, width), np.int32)
     shape = (num_layers, num_blocks + 1, block_size, kv_heads, head_dim)
     k_cache = np.full(shape, np.nan, np.float32)
     v_cache = np.full(shape, np.nan, np.float32)
