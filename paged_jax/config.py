@@ -197,13 +197,17 @@ class StepConfig:
 
 
 def token_buckets(token_budget: int) -> tuple[int, ...]:
-    """Returns step sizes: powers of two from 8 up, the last one the whole budget."""
-    sizes = []
-    size = 8
-    while size < token_budget:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, token_budget)
+    """Returns step sizes: powers of two from 8 up and, from 16 on, what lies halfway.
+
+    A step is padded to the smallest that fits, by a third at most on the way up. The
+    last one is the whole budget.
+    """
+    sizes = [8]
+    power = 16
+    while power < token_budget:
+        sizes += [power, power + power // 2]
+        power *= 2
+    return (*(size for size in sizes if size < token_budget), token_budget)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
