@@ -274,7 +274,8 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
         config: the model's shape.
         key: a jax PRNG key.
     """
-    # Not jitted as a whole: the layers share one compiled program that way.
+    # Not jitted: leaves of one shape share a compiled program that way, where one
+    # program for all leaves of a large model takes a minute to compile.
     return _init(config, key)
 
 

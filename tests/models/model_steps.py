@@ -12,7 +12,7 @@ from paged_jax.models.config import ModelConfig
 from paged_jax.models.llama import forward
 from pallas_kernels import QUERY_TILE, AttentionMetadata
 
-run = functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=3)(forward)
+run = functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=3)(forward)
 
 
 def poisoned_cache(config: ModelConfig, num_blocks: int, block_size: int) -> KVCache:
