@@ -18,16 +18,23 @@ class ModelForward:
     Attributes:
       config: the model's shape.
       backend: attention backend.
+      unroll: whether the layers are unrolled; by default everywhere but on CPU, see
+        `llama.Llama`.
     """
 
     config: ModelConfig
     backend: str
+    unroll: bool = dataclasses.field(
+        default_factory=lambda: jax.default_backend() != "cpu"
+    )
 
     def __call__(
         self, params: llama.Params, batch: TokenBatch, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
         """Returns logits f32[M, V] and the cache; see `llama.Llama`."""
-        return llama.forward(self.config, params, batch, cache, self.backend)
+        return llama.forward(
+            self.config, params, batch, cache, self.backend, self.unroll
+        )
 
 
 @dataclasses.dataclass(frozen=True)
