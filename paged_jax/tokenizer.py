@@ -93,7 +93,8 @@ class Tokenizer:
                 eos_token=self._token(next(iter(self.eos_token_ids), None)),
             )
         except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(f"The chat template failed: {error}") from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"The chat template failed: {reason}") from error
 
     def _token(self, id_: int | None) -> str:
         return "" if id_ is None else self.backend.id_to_token(id_) or ""
