@@ -6,6 +6,8 @@ MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute",)
 ATTENTION_BACKENDS = ("reference", "xla", "pallas")
+DTYPES = ("float32", "bfloat16")
+KV_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ConfigError(ValueError):
@@ -77,7 +79,9 @@ class EngineConfig:
         _check_choice("batching", self.batching, BATCHING)
         _check_choice("preemption", self.preemption, PREEMPTION)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        _check_choice("dtype", self.dtype, ("float32", "bfloat16"))
+        _check_choice("dtype", self.dtype, DTYPES)
+        if self.kv_dtype is not None:
+            _check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
         size = self.block_size
         if size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(
@@ -130,15 +134,16 @@ class EngineConfig:
     def step_config(self) -> "StepConfig":
         """Returns the part of the settings that is compiled into the step."""
         paged = self.memory == "paged"
-        sharing = paged and self.sharing and self.max_prefixes > 0
+        num_prefixes = self.max_prefixes if paged and self.sharing else 0
+        sharing = num_prefixes > 0
         return StepConfig(
             block_size=self.block_size,
             num_blocks=self.total_blocks,
             table_width=self.blocks_per_request,
             max_model_len=self.max_model_len,
-            num_rows=self.max_seqs + (self.max_prefixes if sharing else 0),
+            num_rows=self.max_seqs + num_prefixes,
             max_seqs=self.max_seqs,
-            num_requests=self.max_requests,
+            num_requests=self.max_requests + num_prefixes,
             token_budget=self.token_budget,
             buckets=token_buckets(self.token_budget),
             chunked_prefill=self.chunked_prefill,
@@ -166,7 +171,8 @@ class StepConfig:
       max_model_len: longest sequence in tokens.
       num_rows: S, sequence rows: `max_seqs` and one for each prefix that may be held.
       max_seqs: most sequences that run at once.
-      num_requests: R, requests on the device; row R of the arrays is the null request.
+      num_requests: R, requests on the device: `max_requests` and one for each prefix;
+        row R of the arrays is the null request.
       token_budget: most tokens in a step.
       buckets: sizes N of a step, ascending; the smallest that fits is computed.
       chunked_prefill: whether a prompt may be spread over steps.

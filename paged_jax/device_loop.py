@@ -43,13 +43,14 @@ class DeviceLoop:
         params: Params,
     ):
         """Allocates the state; nothing is compiled yet."""
-        self.width = config.max_seqs
+        # A batch of requests must not go round the queue, which has room for R.
+        self.width = min(config.max_seqs, program.config.num_requests)
         self.stats = EngineStats()
         self.has_work = False
         self._program = program
         self._params = params
         self._debug = config.debug
-        self._null = config.max_requests
+        self._null = program.config.num_requests
         self._programs: Programs | None = None
         self._iteration = 0
         self._span = (0.0, 0.0, 0, 1)  # of the last run: start, end, first step, steps
@@ -128,7 +129,7 @@ class DeviceLoop:
     def cancel(self, slots: Sequence[int], status: RequestStatus) -> None:
         """Ends requests with a status; their blocks are freed by the next step."""
         for some in self._batches(slots):
-            ends = jnp.full(self.width, status, jnp.int32)
+            ends = jnp.array([status] * self.width, jnp.int32)
             self.state = self.programs.cancel(self.state, self._slots(some), ends)
             self.has_work = True
 

@@ -1,5 +1,6 @@
 """The engine: requests in, text out; the host's side of the serving loop."""
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ class Engine:
         self._seed = seed
         self._records: dict[str, RequestRecord] = {}  # not yet returned as finished
         self._backlog: deque[RequestRecord] = deque()  # no slot on the device yet
-        self._free_slots = deque(range(config.max_requests))
+        self._free_slots = deque(range(self._static.num_requests))
         self._prefixes: dict[str, RequestRecord] = {}
         self._ready: list[RequestOutput] = []
         self._arrivals = 0
@@ -130,8 +131,8 @@ class Engine:
           RequestError: an empty prompt, one that is too long, or a name in use.
         """
         params = params or SamplingParams()
-        name = str(self._arrivals) if request_id is None else request_id
-        if name in self._records:
+        name = self._new_name() if request_id is None else request_id
+        if self._in_use(name):
             raise RequestError(f"request id {name!r} is in use; choose another")
         text = prompt if isinstance(prompt, str) else None
         tokens = self._tokenize(prompt)
@@ -157,7 +158,7 @@ class Engine:
             arrival_time=time.perf_counter(),
             tokenizer=self.tokenizer,
             eos_token_ids=self.model.config.eos_token_ids,
-            stream=stream or bool(params.stop),
+            stream=stream,
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
@@ -177,6 +178,7 @@ class Engine:
             raise RequestError(f"no request {request_id!r} is being served")
         if record in self._backlog:
             self._backlog.remove(record)
+            record.end_now()
             self._ready.append(record.output("abort"))
             del self._records[request_id]
             return
@@ -207,21 +209,22 @@ class Engine:
         """Yields a request's output as it grows; other requests are served beside it.
 
         Outputs of those are kept, and returned by the next `step`.
+
+        Raises:
+          RequestError: no such request is being served.
         """
-        record = self._records.get(request_id)
-        if record is None:
+        if not self._in_use(request_id):
             raise RequestError(f"no request {request_id!r} is being served")
-        record.stream = True
-        finished = False
-        while not finished:
-            others = []
-            for output in self.step():
-                if output.request_id == request_id:
-                    finished = output.finished
-                    yield output
-                else:
-                    others.append(output)
-            self._ready += others
+        if request_id in self._records:
+            self._records[request_id].stream = True
+        return self._stream(request_id)
+
+    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+        while self._in_use(request_id):
+            outputs = self.step()
+            # Before anything is yielded: the caller may leave, or call `step`.
+            self._ready += [o for o in outputs if o.request_id != request_id]
+            yield from [o for o in outputs if o.request_id == request_id]
 
     def generate(
         self,
@@ -248,12 +251,14 @@ class Engine:
                 "or one for each"
             )
         names: list[str] = []
+        lengths = list(self._lengths)
         try:
             for prompt, one in zip(many, each, strict=True):
                 names.append(self.submit(prompt, one))
-        except RequestError:
+        except BaseException:
             for name in names:
                 self._backlog.remove(self._records.pop(name))
+            self._lengths = lengths
             raise
         done: dict[str, RequestOutput] = {}
         others = []
@@ -279,8 +284,13 @@ class Engine:
         several = (
             messages if messages and not isinstance(messages[0], dict) else [messages]
         )
-        prompts = [self.chat_prompt(one) for one in several]  # type: ignore[arg-type]
-        return self.generate(prompts, params)
+        texts = [self.chat_prompt(one) for one in several]  # type: ignore[arg-type]
+        tokens = [self._tokenize(text, add_special_tokens=False) for text in texts]
+        outputs = self.generate(tokens, params)
+        return [
+            dataclasses.replace(output, prompt=text)
+            for output, text in zip(outputs, texts, strict=True)
+        ]
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """Returns the text that the model's chat template makes of a conversation."""
@@ -322,6 +332,7 @@ class Engine:
         record.is_prefix = True
         record.arrival -= 2**30  # the last one to be preempted
         self._prefixes[name] = record
+        self._lengths.pop()
         self._backlog.remove(record)
         self._backlog.appendleft(record)
         others = []
@@ -406,11 +417,26 @@ class Engine:
 
     # ------------------------------------------------------------------ internals
 
-    def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+    def _new_name(self) -> str:
+        """Returns the number of the next arrival, marked if that name is taken."""
+        name = str(self._arrivals)
+        while self._in_use(name):
+            name += "'"
+        return name
+
+    def _in_use(self, name: str) -> bool:
+        """Whether a request of that name has yet to be returned as finished."""
+        return name in self._records or any(o.request_id == name for o in self._ready)
+
+    def _tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("the model came without a tokenizer; pass token ids")
-            tokens = self.tokenizer.encode(prompt)
+            tokens = self.tokenizer.encode(
+                prompt, add_special_tokens=add_special_tokens
+            )
         else:
             tokens = prompt
         if len(tokens) == 0:
@@ -455,7 +481,7 @@ class Engine:
             self.stats.output_tokens += new_tokens
             if record.is_prefix:
                 self._settle_prefix(record, report)
-            elif record.ended or (record.stream and new_tokens):
+            elif record.ended or (record.read_early and new_tokens):
                 changed.append(record)
         outputs = self._device.collect(_slots(changed))
         for record, output in zip(changed, outputs, strict=True):
@@ -465,8 +491,9 @@ class Engine:
         done = [r for r in changed if r.ended or r.stop_string_found]
         self._free(done)
         for record in done:
+            record.end_now()
             del self._records[record.name]
-        return [record.output() for record in changed]
+        return [r.output() for r in changed if r.stream or r in done]
 
     def _settle_prefix(self, record: RequestRecord, report: Report) -> None:
         """Notes where a prefix is held, or that it cannot be."""

@@ -1,6 +1,7 @@
 """The host's record of a request: its name, its text, and what has been read of it."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -36,7 +37,7 @@ class RequestRecord:
       arrival_time: when, in seconds of `time.perf_counter`.
       tokenizer: for its text; None leaves the text empty.
       eos_token_ids: the model's ends of text.
-      stream: whether it is returned whenever it has new tokens.
+      stream: whether it is returned whenever it has new tokens, or only at its end.
       slot: its slot on the device; None while it waits on the host, and after its end.
       prefix_row: row of the held prefix it shares, or -1.
       is_prefix: whether it is a prefix to be held.
@@ -130,6 +131,11 @@ class RequestRecord:
         )
 
     @property
+    def read_early(self) -> bool:
+        """Whether its tokens are wanted before it has ended."""
+        return self.stream or bool(self.params.stop)
+
+    @property
     def ended(self) -> bool:
         """Whether the device has ended it."""
         return self.status >= RequestStatus.FINISHED_LENGTH
@@ -160,6 +166,10 @@ class RequestRecord:
         new = length - self.length
         self.status, self.length = status, length
         return new
+
+    def end_now(self) -> None:
+        """Takes note that it has ended, if the device has not said when."""
+        self._times.setdefault(2, time.perf_counter())
 
     def take_tokens(self, outputs: Outputs) -> None:
         """Takes the tokens read from the device, and looks for stop strings.
@@ -200,6 +210,14 @@ class RequestRecord:
         self.text = self.text[:at]
         return True
 
+    def _settled_text(self) -> str:
+        """Returns the text without an end that may turn out to be a stop string."""
+        longest = max(map(len, self.params.stop), default=1) - 1
+        for size in range(min(longest, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-size:]) for stop in self.params.stop):
+                return self.text[:-size]
+        return self.text
+
     def output(self, reason: str | None = None) -> RequestOutput:
         """Returns the request as far as it is known; `reason` if it never ran."""
         finished = reason is not None or self.ended or self.stop_string_found
@@ -212,7 +230,7 @@ class RequestRecord:
             stop_reason = self.output_ids[-1] if self.output_ids else None
         completion = CompletionOutput(
             index=0,
-            text=self.text,
+            text=self.text if finished else self._settled_text(),
             token_ids=tuple(self.output_ids),
             cumulative_logprob=float(sum(self._logprobs)),
             logprobs=None

@@ -43,8 +43,8 @@ def write_log(
 ) -> SchedulerState:
     """Adds one row to the log; nothing is compiled if the log has no rows.
 
-    A physical block that r table entries name counts 1 / r in each of them, so that
-    shared slots count once. What contiguous memory grants beyond the tokens it
+    A physical block that r sequences name counts 1 / r in each of them, so that shared
+    slots count once. What contiguous memory grants beyond the tokens it
     estimated (the rounding of a chunk) counts as neither reservation nor internal: the
     paper's artifact adds it to the external part.
 
@@ -65,7 +65,7 @@ def write_log(
     after = sequences.length + plan.chunk
     final = requests.max_len[sequences.request]
     granted = sequences.num_blocks * config.block_size
-    live, physical = _distinct(config, state, after)
+    live, physical = _distinct(config, manager, state, after)
     reserved = physical * config.block_size
     if manager.grows:
         expected = granted
@@ -105,20 +105,25 @@ def write_log(
 
 
 def _distinct(
-    config: StepConfig, state: SchedulerState, filled: jax.Array
+    config: StepConfig,
+    manager: MemoryManager,
+    state: SchedulerState,
+    filled: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Counts live slots and granted blocks, shared ones once.
 
     Args:
       config: static settings.
+      manager: memory manager.
       state: scheduler's state.
       filled: i32[S], tokens in each row's blocks.
 
     Returns:
-      f32[], slots that hold a token of a running sequence; f32[], distinct blocks of
-      the sequences of the batch, and of held prefixes while somebody shares them.
+      f32[], slots that hold a token of a running sequence (of slots shared with ended
+      members of a static batch, the running sequences' part); f32[], distinct blocks
+      that the sequences of the batch name.
     """
-    sequences, requests = state.sequences, state.requests
+    sequences = state.sequences
     running = sequences.status == SequenceStatus.RUNNING
     active = active_rows(sequences)
 
@@ -129,20 +134,23 @@ def _distinct(
 
     if not config.sharing:
         return apart()
-    prefix = jnp.where(active, requests.prefix_row[sequences.request], -1)
-    rows = jnp.arange(sequences.num_rows)
-    used = jnp.any(prefix[None, :] == rows[:, None], axis=1)
 
     def together() -> tuple[jax.Array, jax.Array]:
-        held = (sequences.status == SequenceStatus.HELD) & used
-        column = jnp.arange(sequences.table_width, dtype=jnp.int32)[None, :]
-        named = (active | held)[:, None] & (column < sequences.num_blocks[:, None])
-        references = state.pool.ref_count[sequences.block_table]
-        share = jnp.where(named, 1.0 / jnp.maximum(references, 1), 0.0)
+        table = sequences.block_table
+        column = jnp.arange(sequences.table_width, dtype=jnp.int32)
+        # A held prefix does not count as a user; rows share equal columns only.
+        held = sequences.status == SequenceStatus.HELD
+        rows = jnp.argsort(~held, stable=True)[: config.num_rows - config.max_seqs]
+        by_prefix = held[rows][:, None, None] & (table[rows][:, None] == table)
+        users = state.pool.ref_count[table] - jnp.sum(by_prefix, axis=0)
+        named = active[:, None] & (column < sequences.num_blocks[:, None])
+        share = jnp.where(named, 1.0 / jnp.maximum(users, 1), 0.0)
         tokens = jnp.clip(
             filled[:, None] - column * config.block_size, 0, config.block_size
         )
-        live = jnp.where((running | held)[:, None], share * tokens, 0.0)
+        live = jnp.where(running[:, None], share * tokens, 0.0)
         return jnp.round(jnp.sum(live)), jnp.round(jnp.sum(share))
 
-    return jax.lax.cond(jnp.any(used), together, apart)
+    in_use = config.num_blocks - manager.num_free(state.pool)
+    shared = jnp.sum(sequences.num_blocks) > in_use
+    return jax.lax.cond(shared, together, apart)

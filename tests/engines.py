@@ -1,0 +1,143 @@
+"""Small engines for tests; equal settings share their compiled programs."""
+
+import contextlib
+import functools
+
+import jax
+import numpy as np
+import tokenizers
+
+from paged_jax import Engine, EngineConfig, SamplingParams
+from paged_jax.invariants import check_blocks
+from paged_jax.models import llama
+from paged_jax.models.checkpoint import LoadedModel
+from paged_jax.models.config import tiny
+from paged_jax.requests import RequestStatus
+from paged_jax.tokenizer import Tokenizer
+
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+EOS = 2
+
+# 20 blocks of 4 for 4 sequences of up to 64 tokens, which would take 64: short of
+# blocks as soon as all of them run.
+SETTINGS = dict(
+    block_size=4,
+    num_blocks=20,
+    max_model_len=64,
+    max_seqs=4,
+    max_requests=6,
+    max_prefixes=2,
+    token_budget=16,
+    max_logprobs=3,
+    watermark=0.0,
+    steps_per_sync=16,
+)
+
+
+@functools.cache
+def tiny_model(**changes) -> LoadedModel:
+    """A random model, and a tokenizer whose token `i` is one character."""
+    config = tiny(**changes)
+    return LoadedModel(
+        config, llama.init_params(config, jax.random.key(0)), letters(config.vocab_size)
+    )
+
+
+@functools.cache
+def letters(vocab_size: int) -> Tokenizer:
+    """A tokenizer of single characters: token `i` is `chr(256 + i)`."""
+    vocab = {letter(i): i for i in range(vocab_size)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, letter(0)))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    return Tokenizer(backend, eos_token_ids=(EOS,))
+
+
+def letter(token: int) -> str:
+    """The text of a token."""
+    return chr(256 + token)
+
+
+def text(tokens) -> str:
+    """The text of some tokens."""
+    return "".join(map(letter, tokens))
+
+
+def make_engine(
+    model: LoadedModel | None = None, *, seed: int = 0, **changes
+) -> Engine:
+    """Returns an engine of `SETTINGS` with changes."""
+    config = EngineConfig(**{**SETTINGS, **changes})
+    return Engine(model or tiny_model(), config, seed=seed)
+
+
+def greedy(max_tokens: int, **fields) -> SamplingParams:
+    """Returns parameters of a greedy request that does not stop early."""
+    return SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, **{"ignore_eos": True, **fields}
+    )
+
+
+def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Returns random prompts of 1 to `longest` tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, count)
+    return [rng.integers(3, 128, length).tolist() for length in lengths]
+
+
+def tokens_of(outputs) -> list[tuple[int, ...]]:
+    """Returns the tokens of each request."""
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def serve(engine: Engine, limit: int = 1000, **kwargs) -> dict:
+    """Steps until nothing is left; returns the last output of each request."""
+    last = {}
+    for _ in range(limit):
+        if not engine.has_unfinished():
+            return last
+        last |= {output.request_id: output for output in engine.step(**kwargs)}
+    raise AssertionError(f"requests are left after {limit} runs of steps")
+
+
+def idle(engine: Engine) -> None:
+    """Takes steps until the ended sequences have given their blocks back."""
+    for _ in range(3):
+        engine.step()
+
+
+def assert_sound(engine: Engine) -> None:
+    """Asserts the invariants of the blocks; paged memory."""
+    state = engine.state.scheduler
+    holds = check_blocks(state.pool, state.sequences)
+    broken = [name for name, value in holds.items() if not value]
+    assert not broken, f"broken: {broken}"
+
+
+def assert_all_free(engine: Engine) -> None:
+    """Asserts that an idle engine has no block, row or request in use."""
+    idle(engine)
+    state = engine.state.scheduler
+    assert int(state.pool.num_free) == engine.config.total_blocks
+    assert not state.sequences.num_blocks.any()
+    assert not state.sequences.status.any()
+    assert (state.requests.status == RequestStatus.EMPTY).all()
+    assert int(state.queue.count) == 0
+    if engine.config.memory == "paged":
+        assert_sound(engine)
+
+
+@contextlib.contextmanager
+def counted(event: str = COMPILATION):
+    """Yields a list that gets one entry for each event of JAX, such as compilations."""
+    seen = []
+
+    def listen(name, *args, **kwargs):
+        if name == event:
+            seen.append(kwargs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
