@@ -11,6 +11,7 @@ from paged_jax.block_tables import (
     release,
     share_prefix,
 )
+from paged_jax.budget import fit_memory
 from paged_jax.config import ConfigError, EngineConfig
 from paged_jax.engine import Engine
 from paged_jax.kv_cache import KVCache, copy_blocks, init_kv_cache
@@ -49,6 +50,7 @@ __all__ = [
     "blocks_that_fit",
     "copy_blocks",
     "copy_on_write",
+    "fit_memory",
     "fork",
     "init_block_pool",
     "init_kv_cache",
