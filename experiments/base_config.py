@@ -6,8 +6,8 @@ from ml_collections import ConfigDict, config_dict
 # number, so that the shape of the workload stays; the KV budget follows, since it is
 # counted in full-length requests.
 PRESETS = {
-    "quick": {"length_scale": 4, "max_model_len": 256, "num_requests": 80},
-    "full": {"length_scale": 1, "max_model_len": 1024, "num_requests": 80},
+    "quick": {"length_scale": 4, "max_model_len": 256, "num_requests": 68},
+    "full": {"length_scale": 1, "max_model_len": 1024, "num_requests": 68},
 }
 
 
@@ -37,7 +37,8 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.max_requests = 128
     config.engine.token_budget = 128
     config.engine.chunked_prefill = True
-    config.engine.watermark = 0.01
+    # The paper's 1% is 10 of its 983 blocks; 10 of the 128 here are 8%.
+    config.engine.watermark = 0.08
     config.engine.attention_backend = "xla"
     config.engine.dtype = "float32"
     config.engine.steps_per_sync = 32

@@ -6,10 +6,9 @@ from typing import Any
 
 from experiments.attribution import Row, find, gains, ratio
 from experiments.errors import UserError
+from experiments.token_check import TIE, Difference
 
 Claim = dict[str, Any]
-# Token ids of each request, by cell and request id.
-Tokens = dict[str, dict[str, list[int]]]
 
 _PAPER = "SOSP'23"
 _UTILIZATION_GOAL = 90.0
@@ -18,13 +17,15 @@ _OVER_CAPACITY_GOAL = 3.0
 _SYNCS_GOAL = 0.02
 
 
-def check_claims(name: str, rows: list[Row], tokens: Tokens) -> list[Claim]:
+def check_claims(
+    name: str, rows: list[Row], differences: list[Difference]
+) -> list[Claim]:
     """Returns the claims of an experiment.
 
     Args:
       name: which ones: `headline`, `block_size`, `budget`, or empty for none.
       rows: as in `summary.json`, each with its `key`.
-      tokens: outputs of the cells.
+      differences: requests whose tokens differ between cells.
 
     Raises:
       UserError: an unknown name.
@@ -33,7 +34,7 @@ def check_claims(name: str, rows: list[Row], tokens: Tokens) -> list[Claim]:
         raise UserError(
             f"claims is {name!r}; it must be empty or one of {', '.join(_CLAIMS)}"
         )
-    return _CLAIMS[name](rows, tokens) if name else []
+    return _CLAIMS[name](rows, differences) if name else []
 
 
 def claim(
@@ -88,41 +89,36 @@ def claim(
     }
 
 
-def differing_requests(rows: list[Row], tokens: Tokens) -> dict[str, int]:
-    """Returns for each cell how many requests have other tokens than elsewhere.
+def tokens_equal(
+    experiment: str, rows: list[Row], differences: list[Difference]
+) -> Claim:
+    """Returns the claim that greedy tokens do not depend on the cell.
 
-    Elsewhere: in the first cell that served the same requests.
+    Where two logits tie, either token is right: such a request is named, not counted.
     """
-    first: dict[str, str] = {}
-    counts = {}
-    for row in rows:
-        key = row["key"]
-        reference = first.setdefault(row["details"]["workload"]["digest"], key)
-        counts[key] = sum(
-            ids != tokens[reference][request] for request, ids in tokens[key].items()
+    served = sum(row["details"]["workload"]["requests"] for row in rows)
+    note = f"of {served} requests in {len(rows)} cells"
+    if differences:
+        gaps = [d.gap for d in differences if d.gap is not None]
+        ties = sum(d.is_tie for d in differences)
+        largest = f", largest gap {max(gaps):.1e}" if gaps else ""
+        note += (
+            f", {len(differences)} have other tokens than in the first cell with the "
+            f"same requests; {ties} of them part at a tie of two logits (gap at most "
+            f"{TIE:.0e}{largest})"
         )
-    return counts
-
-
-def tokens_equal(experiment: str, rows: list[Row], tokens: Tokens) -> Claim:
-    """Returns the claim that greedy tokens do not depend on the cell."""
-    counts = differing_requests(rows, tokens)
-    different = {key: count for key, count in counts.items() if count}
-    served = sum(map(len, tokens.values()))
-    named = ", ".join(f"{key}: {count}" for key, count in different.items())
     return claim(
         f"{experiment}.tokens_equal",
-        float(sum(different.values())),
+        float(sum(not d.is_tie for d in differences)),
         source="memory and batching only move tokens about",
-        unit="requests with other tokens than in the first cell of their workload",
+        unit="requests with other tokens, ties apart",
         kind="exact",
         near=0.0,
-        note=f"of {served} requests in {len(rows)} cells"
-        + (f"; {named}" if named else ""),
+        note=note,
     )
 
 
-def _headline(rows: list[Row], tokens: Tokens) -> list[Claim]:
+def _headline(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     def offline(memory: str, batching: str) -> Row | None:
         return find(rows, workload="offline", memory=memory, batching=batching)
 
@@ -176,7 +172,7 @@ def _headline(rows: list[Row], tokens: Tokens) -> list[Claim]:
                 at_least=1.0,
             )
         )
-    claims.append(tokens_equal("headline", rows, tokens))
+    claims.append(tokens_equal("headline", rows, differences))
     claims.append(
         claim(
             "headline.requests_over_capacity.paged",
@@ -212,7 +208,7 @@ def _headline(rows: list[Row], tokens: Tokens) -> list[Claim]:
     return claims
 
 
-def _block_size(rows: list[Row], tokens: Tokens) -> list[Claim]:
+def _block_size(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     by_size = {row["cell"]["block_size"]: row for row in rows}
     sizes = sorted(by_size)
     used = [by_size[size]["metrics"]["kv_utilization"] for size in sizes]
@@ -257,11 +253,11 @@ def _block_size(rows: list[Row], tokens: Tokens) -> list[Claim]:
             near=72.0,
             tolerance=56.0,
         ),
-        tokens_equal("block_size", rows, tokens),
+        tokens_equal("block_size", rows, differences),
     ]
 
 
-def _budget(rows: list[Row], tokens: Tokens) -> list[Claim]:
+def _budget(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     key = "engine.full_length_requests"
     claims = []
     for value in dict.fromkeys(row["cell"].get(key) for row in rows):
@@ -281,7 +277,7 @@ def _budget(rows: list[Row], tokens: Tokens) -> list[Claim]:
                 note="output tokens per second, wall clock, over max + static",
             )
         )
-    return [*claims, tokens_equal("budget", rows, tokens)]
+    return [*claims, tokens_equal("budget", rows, differences)]
 
 
 def _percent(row: Row | None, metric: str) -> float | None:
@@ -305,7 +301,7 @@ def _over_capacity(row: Row | None) -> float | None:
     return details["workload"]["requests"] / running
 
 
-_CLAIMS: dict[str, Callable[[list[Row], Tokens], list[Claim]]] = {
+_CLAIMS: dict[str, Callable[[list[Row], list[Difference]], list[Claim]]] = {
     "headline": _headline,
     "block_size": _block_size,
     "budget": _budget,

@@ -25,6 +25,7 @@ from experiments.metrics import cell_details, cell_metrics
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
+from experiments.token_check import Difference, Tokens, find_differences, with_gap
 from experiments.workloads import Workload, build_workload
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
@@ -34,6 +35,8 @@ from paged_jax.sampling_params import RequestError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+# Requests with differing tokens whose logits are looked at; each takes a second.
+_MOST_GAPS = 64
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +92,7 @@ class Experiment:
         for cell in self.cells:
             if cell.workload.name == "poisson" and not cell.workload.rate:
                 rate_references(self.cells, cell)
-        check_claims(self._claims, [], {})
+        check_claims(self._claims, [], [])
         self.folder: ResultsFolder | None = None
         self._models: dict[tuple[str, str], Any] = {}
         self._workloads: dict[Any, Workload] = {}
@@ -200,8 +203,9 @@ class Experiment:
             row["key"]: {o["id"]: o["token_ids"] for o in folder.outputs(row["key"])}
             for row in rows
         }
+        differences = self._with_gaps(find_differences(rows, tokens), tokens)
         config = self._command.config
-        claims = check_claims(self._claims, rows, tokens)
+        claims = check_claims(self._claims, rows, differences)
         summary = {
             "experiment": self._name,
             "config": json.loads(config.to_json_best_effort()),
@@ -225,6 +229,22 @@ class Experiment:
         if claims:
             console.print(tables.claims_table(claims))
         console.print(f"report: {folder.path / 'report.html'}", markup=False)
+
+    def _with_gaps(
+        self, differences: list[Difference], tokens: Tokens
+    ) -> list[Difference]:
+        """Says how close the logits were where tokens differ, for the first few."""
+        cells = {cell.key: cell for cell in self.cells}
+        done = []
+        for difference in differences[:_MOST_GAPS]:
+            cell, request = cells[difference.reference], difference.request
+            model = self._model(cell)
+            workload = self._workload(cell, model)
+            prompt = next(r.tokens for r in workload.requests if r.id == request)
+            generated = tokens[difference.reference][request]
+            length = cell.engine.max_model_len
+            done.append(with_gap(difference, model, prompt, generated, length))
+        return [*done, *differences[_MOST_GAPS:]]
 
     def _again(self) -> str:
         words = [w for w in self._command.argv if w.split("=")[0] != "--resume"]

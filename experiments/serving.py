@@ -58,9 +58,8 @@ class Run:
       rate: arrivals, requests a second; None if all were there at time 0.
       compilations: programs compiled while serving.
       host_syncs: blocking reads of device values.
-      schedule_us: time of the scheduling of one step alone, median; None if the engine
-        cannot say.
-      warmup_s: compiling and loading programs, before the clock started.
+      schedule_us: time of one step without the model.
+      warmup_s: compiling or loading what had not been, before the clock started.
       block_table_bytes: the block tables of all sequence rows.
       block_bytes: keys and values of one block.
       total_slots: slots of the pool.
@@ -76,7 +75,7 @@ class Run:
     rate: float | None
     compilations: int
     host_syncs: int
-    schedule_us: float | None
+    schedule_us: float
     warmup_s: float
     block_table_bytes: int
     block_bytes: int
@@ -95,7 +94,7 @@ def run_cell(
     """Serves a workload to its end.
 
     The clock starts when everything is compiled, and stops when the last request has
-    ended: the ramp-up and the tail count.
+    ended: the ramp-up and the tail count, and so does computing a shared prefix.
 
     Args:
       engine: a fresh `paged_jax.Engine`.
@@ -110,20 +109,20 @@ def run_cell(
     environment.reset_peak_rss()
     started = time.perf_counter()
     engine.warmup()
-    schedule_us = engine.schedule_us() if hasattr(engine, "schedule_us") else None
-    prefix = None
-    if settings.sharing and workload.prefix:
-        prefix = engine.register_prefix(list(workload.prefix))
     warmup_s = time.perf_counter() - started
     engine.reset_stats()
 
     compilations = _CompilationCounter()
     clock = _Clock()
+    prefix = None
     with compilations:
+        if settings.sharing and workload.prefix:
+            prefix = engine.register_prefix(list(workload.prefix))
         outputs = _serve(engine, settings, workload, rate, clock, on_progress)
         wall_s = clock.now()
     static = engine.config.step_config()
     log, stats = np.asarray(engine.log), engine.stats
+    peak = environment.peak_rss_bytes()
     if prefix is not None:
         engine.release_prefix(prefix)
     served = [_served(request, outputs, rate, clock) for request in workload.requests]
@@ -137,12 +136,12 @@ def run_cell(
         rate=rate,
         compilations=compilations.count,
         host_syncs=stats.host_syncs,
-        schedule_us=schedule_us,
+        schedule_us=engine.schedule_us(),
         warmup_s=warmup_s,
         block_table_bytes=4 * static.num_rows * static.table_width,
         block_bytes=plan.block,
         total_slots=static.num_blocks * static.block_size,
-        peak_rss_bytes=environment.peak_rss_bytes(),
+        peak_rss_bytes=peak,
         memory_plan=[tuple(row) for row in plan.as_rows()],
     )
 

@@ -67,7 +67,7 @@ def tiny_flags(prompts_file) -> list[str]:
         "--config.engine.full_length_requests=4",
         "--config.engine.max_seqs=8",
         "--config.engine.max_requests=16",
-        "--config.engine.token_budget=16",
+        "--config.engine.token_budget=8",
         "--config.engine.steps_per_sync=16",
     ]
 

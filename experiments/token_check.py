@@ -1,0 +1,142 @@
+"""Whether cells generate the same tokens, and if not, whether two logits were level."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged_jax import LoadedModel, init_kv_cache
+from paged_jax.batch import TokenBatch
+from paged_jax.models import llama
+from pallas_kernels.metadata import AttentionMetadata
+
+# Token ids of each request, by cell and request id.
+Tokens = dict[str, dict[str, list[int]]]
+
+# Two logits this close are a tie: which is larger is a matter of rounding.
+TIE = 1e-4
+_BLOCK_SIZE = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Where a request's tokens first differ from those in another cell.
+
+    Attributes:
+      key: the cell.
+      reference: the first cell that served the same requests.
+      request: the request's id.
+      position: how many generated tokens are equal.
+      found: the cell's next token.
+      expected: the reference's.
+      gap: how far the lower of the two logits is below the largest of all, computed
+        over the whole sequence at once; None if it was not.
+    """
+
+    key: str
+    reference: str
+    request: str
+    position: int
+    found: int
+    expected: int
+    gap: float | None = None
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding alone decided between the two tokens."""
+        return self.gap is not None and self.gap <= TIE
+
+
+def find_differences(
+    rows: Iterable[dict[str, Any]], tokens: Tokens
+) -> list[Difference]:
+    """Returns the requests whose tokens are not those of the first cell that had them.
+
+    Args:
+      rows: as in `summary.json`, with `key`; rows whose workloads have one digest
+        served the same requests.
+      tokens: what was generated.
+    """
+    first: dict[str, str] = {}
+    found = []
+    for row in rows:
+        key = row["key"]
+        reference = first.setdefault(row["details"]["workload"]["digest"], key)
+        for request, ids in tokens[key].items():
+            expected = tokens[reference][request]
+            for position, (a, b) in enumerate(zip(ids, expected, strict=True)):
+                if a != b:
+                    found.append(Difference(key, reference, request, position, a, b))
+                    break
+    return found
+
+
+def with_gap(
+    difference: Difference,
+    model: LoadedModel,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    max_model_len: int,
+) -> Difference:
+    """Returns the difference with its gap, from one pass over the whole sequence.
+
+    Args:
+      difference: which.
+      model: what generated the tokens.
+      prompt: the request's.
+      generated: its tokens in either cell.
+      max_model_len: longest sequence; all are padded to this, and share one program.
+    """
+    known = [*prompt, *generated[: difference.position]]
+    logits = next_logits(model, known, max_model_len)
+    lower = min(logits[difference.found], logits[difference.expected])
+    return dataclasses.replace(difference, gap=float(logits.max() - lower))
+
+
+def next_logits(
+    model: LoadedModel, tokens: Sequence[int], max_model_len: int
+) -> np.ndarray:
+    """Returns f32[V], the logits after `tokens`, all of them computed in one pass."""
+    padded = np.zeros(max_model_len, np.int32)
+    padded[: len(tokens)] = tokens
+    return np.asarray(_forward(model.config, model.params, padded, len(tokens)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(config, params, tokens, count):
+    """Runs one sequence as one step, with the oracle of the attention backends."""
+    size = tokens.shape[0]
+    num_blocks = -(-size // _BLOCK_SIZE)
+    index = jnp.arange(size, dtype=jnp.int32)
+    real = index < count
+    none = jnp.zeros(0, jnp.int32)
+    batch = TokenBatch(
+        tokens=tokens,
+        positions=jnp.where(real, index, 0),
+        slots=jnp.where(real, index + _BLOCK_SIZE, 0),  # block 0 is the null block
+        attention=AttentionMetadata(
+            block_tables=jnp.arange(1, num_blocks + 1, dtype=jnp.int32)[None],
+            rows=jnp.zeros(size, jnp.int32),
+            lengths=jnp.where(real, index + 1, 0),
+            num_decode=jnp.int32(0),
+            num_tokens=count,
+            tile_start=none,
+            tile_len=none,
+            num_tiles=jnp.int32(0),
+        ),
+        sample_index=count[None] - 1,
+    )
+    cache = init_kv_cache(
+        config.num_layers,
+        num_blocks,
+        _BLOCK_SIZE,
+        config.num_kv_heads,
+        config.head_dim,
+        jnp.dtype(config.dtype),
+    )
+    logits, _ = llama.forward(config, params, batch, cache, "reference")
+    return logits[0]

@@ -1,0 +1,81 @@
+import re
+
+import pytest
+from test_claims import headline_rows
+from test_figures import with_details
+
+from experiments.claims import check_claims
+from experiments.report import render
+
+PNG = b"\x89PNG not really"
+
+
+@pytest.fixture
+def summary():
+    rows = with_details(headline_rows())
+    spread = {"mean": 1.0, "p10": 1.0, "p50": 1.0, "p90": 1.0, "max": 1}
+    for row in rows:
+        row["metrics"] |= {
+            "normalized_latency_s": 0.1,
+            "ttft_s": {"p50": 0.5, "p99": 1.0},
+            "preemptions": 0,
+            "blocks_saved": 0.0,
+        }
+        row["details"] |= {
+            "arrival_rate": None,
+            "memory_plan": [["weights", "1 MiB", "100%"]],
+        }
+        row["details"]["workload"] |= {
+            "input_tokens": spread,
+            "output_tokens": spread,
+            "prefix_tokens": 0,
+        }
+    return {
+        "experiment": "headline",
+        "config": {"seed": 0},
+        "environment": {"cpu": "some CPU"},
+        "rows": rows,
+        "claims": check_claims("headline", rows, []),
+    }
+
+
+def test_the_report_has_all_that_a_reader_needs(summary):
+    figures = {"a.png": ("What it shows.", PNG)}
+    html = render(summary, figures, "python -m experiments.run", "What it is.")
+    for text in (
+        "max + static",
+        "4.00x",
+        "headline.speedup_real.paged_continuous",
+        "What it shows.",
+        "data:image/png;base64,",
+        "some CPU",
+        "python -m experiments.run",
+        "What it is.",
+        "Memory plan",
+    ):
+        assert text in html
+
+
+def test_the_report_needs_no_other_file(summary):
+    html = render(summary, {"a.png": ("x.", PNG)}, "c")
+    assert not re.search(r'(src|href)="(?!data:)', html)
+    assert "<script" not in html
+
+
+def test_everything_is_escaped(summary):
+    evil = "<script>alert('x')</script>"
+    summary["rows"][0]["label"] = evil
+    summary["config"]["workload"] = {"prompts": evil}
+    summary["environment"]["cpu"] = evil
+    summary["claims"][0]["note"] = evil
+    html = render(summary, {"a.png": (evil, PNG)}, evil, evil)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 8
+
+
+def test_claims_that_do_not_hold_are_marked(summary):
+    summary["claims"][0] |= {"holds": False}
+    html = render(summary, {}, "c")
+    held = sum(c["holds"] for c in summary["claims"])
+    assert f"{held} of {len(summary['claims'])} hold" in html
+    assert 'class="no"' in html
