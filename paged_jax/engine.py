@@ -343,8 +343,8 @@ class Engine:
             del self._prefixes[name]
             raise RequestError(
                 f"the prefix of {len(record.tokens)} tokens does not fit in "
-                f"{self._static.num_blocks} blocks of {self._static.block_size}; "
-                "shorten it or raise num_blocks"
+                f"{self._static.num_blocks} blocks of {self._static.block_size} beside "
+                "what is held; shorten it, release another or raise num_blocks"
             )
         return name
 

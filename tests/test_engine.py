@@ -1,6 +1,7 @@
 """The engine's interface: requests in, outputs out."""
 
 import dataclasses
+import itertools
 import time
 
 import jax
@@ -245,7 +246,7 @@ def test_pieces_of_a_stream_add_up(engine):
     other = engine.submit([6, 7], greedy(3))
     seen = [output.outputs[0] for output in engine.stream(name)]
     assert len(seen) > 2
-    for before, after in zip(seen, seen[1:]):
+    for before, after in itertools.pairwise(seen):
         assert after.token_ids[: len(before.token_ids)] == before.token_ids
         assert after.text.startswith(before.text)
         assert len(after.token_ids) > len(before.token_ids)
