@@ -105,8 +105,10 @@ class GGUFFile:
             return flat.reshape(info.shape)
         raw = np.frombuffer(self._data, np.uint8, info.nbytes, info.start)
         try:
-            rows = raw.reshape(*info.shape[:-1], -1)
-            return quants.dequantize(rows, info.kind).reshape(info.shape)
+            rows = raw.reshape(-1, _bytes_at_once(info))
+            # A damaged scale may be infinite; that is no reason to print a warning.
+            with np.errstate(all="ignore"):
+                return quants.dequantize(rows, info.kind).reshape(info.shape)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.path}: the tensor {name!r} is of type {info.kind.name}, "
@@ -147,6 +149,17 @@ class GGUFFile:
             raise ValueError(f"the tensor {name!r} has the shape {shape}")
         nbytes = math.prod(shape) // block * block_bytes
         return name, TensorInfo(shape, kind, start, nbytes)
+
+
+def _bytes_at_once(info: TensorInfo) -> int:
+    """Bytes of some whole quantisation blocks that divide a tensor evenly.
+
+    `gguf.quants` takes 16 rows at a time, whatever their length: with rows of the
+    tensor's own length half of the time goes into the calls.
+    """
+    block, block_bytes = GGML_QUANT_SIZES[info.kind]
+    num_blocks = info.nbytes // block_bytes
+    return max(math.gcd(num_blocks, 256), info.shape[-1] // block) * block_bytes
 
 
 class _Cursor:

@@ -50,7 +50,8 @@ def assemble_params(config: ModelConfig, read: ReadTensor) -> Params:
         for array in arrays:
             fused[:, start : start + len(array)] = array.T
             start += len(array)
-        return jnp.asarray(fused)
+        # Not jnp.asarray, which copies once more.
+        return jax.device_put(fused)
 
     def layer(index: int) -> Params:
         prefix = f"model.layers.{index}."
