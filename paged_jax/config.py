@@ -103,8 +103,11 @@ class EngineConfig:
             raise ConfigError(
                 f"watermark is {self.watermark}; it must be from 0 to below 1"
             )
-        if self.max_logprobs < 0 or self.max_prefixes < 0:
-            raise ConfigError("max_logprobs and max_prefixes must be 0 or more")
+        for name in ("max_logprobs", "max_prefixes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be 0 or more"
+                )
         if self.token_budget < self.max_seqs:
             raise ConfigError(
                 f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "

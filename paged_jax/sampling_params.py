@@ -47,13 +47,13 @@ class SamplingParams:
             raise RequestError(
                 f"n is {self.n}; only n=1 is served so far: submit the prompt n times"
             )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(not s for s in stop):
             raise RequestError(
                 "stop has an empty string; every output would end at once"
             )
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         _check(self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 or more")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")

@@ -263,7 +263,7 @@ def test_a_16_bit_cache_gives_tokens_close_to_the_best(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_backends_agree_on_a_16_bit_cache(backend):
-    asked, expected = half_precision("reference")
+    _, expected = half_precision("reference")
     _, got = half_precision(backend)
     assert [o.token_ids for o in got] == [o.token_ids for o in expected]
     tolerance = 1e-4 if backend == "xla" else 0.1
