@@ -154,7 +154,7 @@ def _publish() -> None:
     plgpu.commit_smem()
 
 
-def _accumulator(shape: tuple[int, ...]) -> Any:
+def _accumulator(shape: tuple[int, int]) -> Any:
     return plgpu.ACC(shape, jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -243,7 +243,7 @@ def _consume(
             _matmul(acc, buffers.p, values)
             return acc[...]
 
-        added = pl.run_scoped(multiply_values, _accumulator(out.shape))
+        added = pl.run_scoped(multiply_values, _accumulator((ROWS, head_dim)))
         _release(barriers.v_free.at[stage])
         out = out * lax.broadcast_in_dim(fade, out.shape, [0]) + added
         return out, new_top, total

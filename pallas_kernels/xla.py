@@ -10,8 +10,9 @@ from pallas_kernels import tile_products
 from pallas_kernels.metadata import QUERY_TILE, AttentionMetadata
 from pallas_kernels.tile_products import TileProducts
 
-# Decode tokens that run together, to the length of the longest of them.
-DECODE_GROUP = 8
+# Decode tokens that run together, to the length of the longest of them. Groups of 8 are
+# 6% faster when full, and cost twice as much for a token alone.
+DECODE_GROUP = 4
 # Cached tokens in each step of the online softmax.
 KV_TILE = 64
 # Score of a slot that a query may not see. Finite, so that exp(MASKED - MASKED) is 1.
@@ -113,7 +114,7 @@ def _decode(
     group: int,
 ) -> jax.Array:
     """Writes the results of the decode tokens to `out`, `group` tokens at a time."""
-    products = tile_products.for_decode(cache.k.shape[2])
+    products = tile_products.for_decode(queries.shape[1], queries.shape[2])
 
     def one_group(i, out):
         start = i * group

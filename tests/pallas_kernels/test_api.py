@@ -1,0 +1,66 @@
+"""What `paged_attention` refuses, and how it says so."""
+
+import jax.numpy as jnp
+import pytest
+from attention_cases import Case, Chunk, make_case
+
+from pallas_kernels import BACKENDS, paged_attention
+
+
+def attend(case: Case, backend: str = "xla"):
+    return paged_attention(*case.args(), scale=case.scale, backend=backend)
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match="'triton'.*reference.*xla.*pallas"):
+        attend(make_case([3]), "triton")
+
+
+BAD = {
+    "q must be .N, H, D., got the shape": lambda c: c._replace(q=c.q[0]),
+    "k_cache must be .L, P, B, K, D., all layers": lambda c: c._replace(
+        k_cache=c.k_cache[0], v_cache=c.v_cache[0]
+    ),
+    "k_cache and v_cache must agree": lambda c: c._replace(v_cache=c.v_cache[:, 1:]),
+    "k_cache and v_cache must agree, got float32.*bfloat16": lambda c: c._replace(
+        v_cache=c.v_cache.astype(jnp.bfloat16)
+    ),
+    "q must hold floats, got int32": lambda c: c._replace(q=c.q.astype(jnp.int32)),
+    "q has head dim 8 but the cache has 16": lambda c: c._replace(q=c.q[..., :8]),
+    "5 query heads cannot share 2 KV heads": lambda c: c._replace(q=c.q[:, :5]),
+    "Block size 12 is not allowed; use a power of two from 1 to 256": lambda c: (
+        c._replace(k_cache=c.k_cache[:, :, :12], v_cache=c.v_cache[:, :, :12])
+    ),
+    "Layer 2 is not in the cache; it has layers 0 to 1": lambda c: c._replace(layer=2),
+    "Layer -1 is not in the cache": lambda c: c._replace(layer=-1),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("message", BAD)
+def test_arguments_that_do_not_fit(message, backend):
+    with pytest.raises(ValueError, match=message):
+        attend(BAD[message](make_case([3], [Chunk(2, 2)])), backend)
+
+
+@pytest.mark.parametrize(
+    "message,changes",
+    [
+        ("metadata.rows must have the shape", dict(rows=jnp.zeros(3, jnp.int32))),
+        ("metadata.tile_len must have the shape", dict(tile_len=jnp.zeros(9, int))),
+        ("metadata.num_decode must have the shape", dict(num_decode=jnp.zeros(1, int))),
+        ("block_tables must be .S, T.", dict(block_tables=jnp.zeros(4, jnp.int32))),
+        ("lengths must hold integers, got float32", dict(lengths=jnp.zeros(8))),
+    ],
+)
+def test_metadata_that_does_not_fit(message, changes):
+    case = make_case([3], [Chunk(2, 4)])
+    assert case.metadata.rows.shape == (8,)
+    with pytest.raises(ValueError, match=message):
+        attend(case._replace(metadata=case.metadata._replace(**changes)))
+
+
+def test_a_block_of_512_tokens_is_too_large():
+    case = make_case([3], block_size=512)
+    with pytest.raises(ValueError, match="Block size 512 is not allowed"):
+        attend(case)
