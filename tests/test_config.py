@@ -43,8 +43,8 @@ REFUSED = [
     ),
     (
         {"num_blocks": 7, "max_model_len": 128, "block_size": 16},
-        "the KV budget is 7 blocks, and one request of max_model_len 128 takes 8; raise "
-        "num_blocks or lower max_model_len",
+        "the KV budget is 7 blocks, and one request of max_model_len 128 takes 8; "
+        "raise num_blocks or lower max_model_len",
     ),
     (
         {"num_blocks": 7, "max_model_len": 80, "block_size": 16, "memory": "max"},

@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from engines import (
     assert_all_free,
     counted,
@@ -22,8 +23,15 @@ from engines import (
 )
 from oracles import llama as oracle
 
-from paged_jax import ConfigError, RequestError, SamplingParams
+from paged_jax import (
+    ConfigError,
+    Engine,
+    EngineConfig,
+    RequestError,
+    SamplingParams,
+)
 from paged_jax.programs import BUCKET_ON_DEVICE
+from paged_jax.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -338,6 +346,51 @@ def test_a_name_is_free_again_once_its_output_was_returned(engine):
 def test_step_without_requests_returns_nothing(engine):
     assert not engine.has_unfinished()
     assert engine.step() == []
+
+
+# ------------------------------------------------------------------ conversations
+
+
+def test_the_default_model_knows_the_capital_of_france():
+    config = EngineConfig(
+        max_model_len=96, full_length_requests=2, max_seqs=2, token_budget=32
+    )
+    engine = Engine.from_pretrained(config=config)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (output,) = engine.chat(question, SamplingParams(temperature=0, max_tokens=20))
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.prompt == engine.chat_prompt(question)
+    assert "What is the capital of France?" in output.prompt
+    # The same, in several and as a stream.
+    twice = engine.chat([question] * 2, greedy(20, ignore_eos=False))
+    assert [o.outputs[0].text for o in twice] == [output.outputs[0].text] * 2
+    name = engine.submit(output.prompt, greedy(20, ignore_eos=False))
+    shown = ""
+    for piece in engine.stream(name):
+        assert piece.outputs[0].text.startswith(shown)
+        shown = piece.outputs[0].text
+    assert shown == output.outputs[0].text
+
+
+def test_a_conversation_gets_no_second_start_token():
+    # A tokenizer that starts every text with a token, and a template that does so too.
+    model = tiny_model()
+    plain = model.tokenizer.backend
+    backend = tokenizers.Tokenizer.from_str(plain.to_str())
+    start = letter(1)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{start} $A", special_tokens=[(start, 1)]
+    )
+    template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    tokenizer = Tokenizer(
+        backend, eos_token_ids=(2,), bos_token_id=1, chat_template=template
+    )
+    engine = make_engine(model._replace(tokenizer=tokenizer))
+    (output,) = engine.chat([{"role": "user", "content": text([5, 6])}], greedy(2))
+    assert output.prompt_token_ids == (1, 5, 6)
+    (output,) = engine.generate(text([5, 6]), greedy(2))
+    assert output.prompt_token_ids == (1, 5, 6)
 
 
 # ------------------------------------------------------------------ errors

@@ -1,0 +1,252 @@
+"""The loop on the device, against the same steps one by one."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import SETTINGS, make_engine, prompts, tiny_model
+from jax.experimental import checkify
+from scheduling import run_schedule, small_config
+
+from paged_jax import EngineConfig, Field, debug, step
+from paged_jax.invariants import check_blocks
+from paged_jax.kv_cache import init_kv_cache
+from paged_jax.memory_managers import MANAGERS
+from paged_jax.model_forward import ModelForward
+from paged_jax.requests import RequestStatus
+from paged_jax.sequences import SequenceStatus
+from paged_jax.step import Program, begin_bucket_loop, run_bucket, run_steps
+from paged_jax.submit import NewRequest, init_state, pack_requests, submit
+
+CONFIG = EngineConfig(**{**SETTINGS, "steps_per_sync": 256}).step_config()
+PREFIX = (10, 11, 12, 13, 14, 15)
+MODEL = tiny_model()
+PROGRAM = Program(CONFIG, ModelForward(MODEL.config, "xla"), MANAGERS["paged"])
+NEVER = 10**6
+
+
+def request(slot, tokens, output, **changes):
+    fields = dict(
+        slot=slot,
+        tokens=tokens,
+        max_len=len(tokens) + output,
+        reserved_len=0,
+        arrival=slot,
+        prefix_row=-1,
+        stop_ids=(7, 9),
+        temperature=0.0,
+        top_p=1.0,
+        min_p=0.0,
+        top_k=0,
+        key=(0, slot),
+    )
+    return NewRequest(**{**fields, **changes})
+
+
+def workload():
+    """Greedy and drawn requests; some share the prefix; more than the blocks hold."""
+    asked = prompts(7, 20, seed=1)
+    return [
+        request(
+            1 + i,
+            (*PREFIX, *tokens) if i % 3 == 0 else tokens,
+            30,
+            prefix_row=0 if i % 3 == 0 else -1,
+            temperature=i % 2 * 1.0,
+        )
+        for i, tokens in enumerate(asked)
+    ]
+
+
+submit_jitted = jax.jit(submit)
+
+
+def submitted(state, new):
+    packed = pack_requests(CONFIG, new, 8)
+    scheduler = submit_jitted(state.scheduler, packed)
+    return dataclasses.replace(state, scheduler=scheduler)
+
+
+def empty_state():
+    c = MODEL.config
+    cache = init_kv_cache(
+        c.num_layers,
+        CONFIG.num_blocks,
+        CONFIG.block_size,
+        c.num_kv_heads,
+        c.head_dim,
+        jnp.dtype(jnp.float32),
+    )
+    return init_state(CONFIG, MANAGERS["paged"], cache)
+
+
+class PythonLoop:
+    """A `while_loop` in Python that keeps every carry, and checks the blocks."""
+
+    def __init__(self):
+        self.carries = []
+
+    def __call__(self, goes_on, body, carry):
+        body = jax.jit(body)
+        while goes_on(carry):
+            carry = body(carry)
+            self.carries.append(carry)
+            scheduler = carry[1].scheduler
+            for name, holds in check_blocks(
+                scheduler.pool, scheduler.sequences
+            ).items():
+                assert holds, f"{name} after step {len(self.carries)}"
+        return carry
+
+
+@functools.cache
+def device_loop():
+    return jax.jit(run_steps, static_argnums=0)
+
+
+@functools.cache
+def start():
+    """A state in which the prefix is held and the other requests wait."""
+    state = submitted(empty_state(), [request(0, PREFIX, 0, arrival=-1)])
+    state = device_loop()(PROGRAM, MODEL.params, state, jnp.int32(NEVER))
+    assert state.scheduler.requests.status[0] == RequestStatus.HELD
+    assert state.scheduler.sequences.status[0] == SequenceStatus.HELD
+    return submitted(state, workload())
+
+
+@functools.cache
+def steps():
+    """The state after each step, by the Python loop."""
+    loop = PythonLoop()
+    run_steps(PROGRAM, MODEL.params, start(), NEVER, loop=loop)
+    return [state for _, state in loop.carries]
+
+
+def test_the_workload_meets_what_can_happen():
+    log = np.asarray(steps()[-1].scheduler.log)[: len(steps()) + 1]
+    for field in ("PREEMPTED", "COPIED_BLOCKS", "RETIRED", "WAITING"):
+        assert log[:, Field[field]].sum() > 0, field
+    assert {1, 16} <= set(log[:, Field.TOKENS].astype(int))
+    requests = steps()[-1].scheduler.requests
+    assert {int(s) for s in requests.status[1:8]} == {
+        RequestStatus.FINISHED_LENGTH,
+        RequestStatus.FINISHED_STOP,
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 30, NEVER])
+def test_the_device_loop_gives_the_states_of_a_python_loop(count):
+    state = device_loop()(PROGRAM, MODEL.params, start(), jnp.int32(count))
+    states = [start(), *steps()]
+    chex.assert_trees_all_equal(state, states[min(count, len(states) - 1)])
+
+
+@functools.cache
+def bucket_programs():
+    begin = jax.jit(begin_bucket_loop, static_argnums=0)
+    run = jax.jit(run_bucket, static_argnums=(0, 1))
+    return begin, run
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 30, NEVER])
+def test_loops_whose_buckets_the_host_chooses_give_the_same_states(count):
+    begin, run = bucket_programs()
+    count = jnp.int32(count)
+    state, pending = begin(PROGRAM, start(), count)
+    buckets = []
+    while int(pending.bucket) >= 0:
+        bucket, before = int(pending.bucket), int(pending.taken)
+        state, pending = run(PROGRAM, bucket, MODEL.params, state, pending, count)
+        assert int(pending.bucket) != bucket and int(pending.taken) > before
+        buckets.append(bucket)
+    assert pending.bucket == -1, "a step is planned and was not taken"
+    states = [start(), *steps()]
+    chex.assert_trees_all_equal(state, states[min(int(count), len(states) - 1)])
+    if count == NEVER:
+        assert set(buckets) == {0, 1, 2}
+        assert len(buckets) < len(steps()) / 2, "no two steps shared a loop"
+
+
+def test_a_python_loop_over_one_bucket():
+    begin, _ = bucket_programs()
+    state, pending = begin(PROGRAM, start(), jnp.int32(3))
+    ends = []
+
+    def loop(goes_on, body, carry):
+        while goes_on(carry):
+            carry = jax.jit(body)(carry)
+            ends.append(int(carry[1].taken))
+        return carry
+
+    bucket = int(pending.bucket)
+    state, pending = run_bucket(
+        PROGRAM, bucket, MODEL.params, state, pending, jnp.int32(1), loop=loop
+    )
+    assert ends == [1] and pending.bucket == -1
+    chex.assert_trees_all_equal(state, steps()[0])
+
+
+def test_a_loop_over_nothing_changes_nothing():
+    state = empty_state()
+    after = device_loop()(PROGRAM, MODEL.params, state, jnp.int32(5))
+    chex.assert_trees_all_equal(after, state)
+
+
+def test_it_ends_with_the_blocks_given_back():
+    scheduler = steps()[-1].scheduler
+    held = -(-len(PREFIX) // CONFIG.block_size)
+    assert int(scheduler.pool.num_free) == CONFIG.num_blocks - held
+    assert int(scheduler.queue.count) == 0
+
+
+def test_one_trace_for_each_bucket_over_a_whole_run():
+    # A setting of its own, so that no program of another test is used.
+    engine = make_engine(max_stop_ids=3, token_budget=8)
+    mine = {
+        key: count
+        for key, count in step.TRACES.items()
+        if key[0] == engine._device._program
+    }
+    assert mine == {}
+    engine.warmup()
+    for seed in range(3):
+        engine.generate(prompts(9, 30, seed=seed))
+    traced = {
+        bucket: count
+        for (program, bucket), count in step.TRACES.items()
+        if program == engine._device._program
+    }
+    assert traced == {0: 1, 1: 1}
+
+
+def test_engines_of_equal_settings_share_their_programs():
+    first, second = make_engine(), make_engine(batching="static", debug=True)
+    assert first._device.programs is second._device.programs
+
+
+def test_debugging_notices_a_wrong_ref_count():
+    engine = make_engine(debug=True)
+    name = engine.submit([3, 4, 5, 6, 7], None)
+    engine.step()
+    assert engine.stats.iterations == 1, "one step at a time"
+    state = engine._device.state
+    pool = state.scheduler.pool
+    block = int(state.scheduler.sequences.block_table[0, 1])
+    broken = dataclasses.replace(pool, ref_count=pool.ref_count.at[block].add(1))
+    engine._device.state = dataclasses.replace(
+        state, scheduler=dataclasses.replace(state.scheduler, pool=broken)
+    )
+    with pytest.raises(
+        checkify.JaxRuntimeError, match="ref_counts_match: .*table entries"
+    ):
+        engine.step()
+    assert name in engine._records
+
+
+def test_debugging_has_nothing_to_check_in_contiguous_memory():
+    _, state = run_schedule(small_config(memory="max"), [(3, 3)])
+    debug.raise_if_broken(state)
