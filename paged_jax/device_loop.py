@@ -82,7 +82,7 @@ class DeviceLoop:
         state = self.programs.cancel(state, padding, jnp.zeros_like(padding))
         state = self.programs.clear(state, padding)
         jax.block_until_ready(self.programs.collect(state, padding))
-        self.state, _, _ = self.programs.run(self._params, state, jnp.int32(1))
+        self.state, _ = self.programs.run(self._params, state, jnp.int32(1))
 
     def submit(self, requests: Sequence[NewRequest]) -> None:
         """Puts at most `width` requests into their slots and the queue."""
@@ -92,10 +92,9 @@ class DeviceLoop:
     def run(self, steps: int) -> Report:
         """Runs at most `steps` steps (1 if debugging), and reads the report."""
         started = time.perf_counter()
-        self.state, report, reads = self.programs.run(
+        self.state, report = self.programs.run(
             self._params, self.state, jnp.int32(1 if self._debug else steps)
         )
-        self.stats.host_syncs += reads
         report: Report = self._read(report)
         ended = time.perf_counter()
         taken = int(report.iteration) - self._iteration
@@ -139,7 +138,7 @@ class DeviceLoop:
             self.state = self.programs.clear(self.state, self._slots(some))
 
     def _read(self, tree: Any) -> Any:
-        """Reads device values: with the bucket loop's, all that the host waits for."""
+        """Reads device values: all that the host waits for."""
         self.stats.host_syncs += 1
         return jax.device_get(tree)
 

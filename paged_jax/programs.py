@@ -13,16 +13,10 @@ from paged_jax.cancel import cancel
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
-    Pending,
     Program,
-    begin_bucket_loop,
-    run_bucket,
     run_steps,
 )
 from paged_jax.submit import NewRequests, clear, submit
-
-# Before jax 0.11 a switch inside a loop copies the cache: the host chooses the bucket.
-BUCKET_ON_DEVICE = jax.__version_info__ >= (0, 11)
 
 
 class Report(NamedTuple):
@@ -62,16 +56,16 @@ class Programs(NamedTuple):
     """Compiled functions; those that take the state donate it.
 
     Attributes:
-      run: `(params, state, max_steps) -> (state, Report, host reads)`.
+      run: `(params, state, max_steps) -> (state, Report)`.
       submit: `(state, NewRequests) -> state`.
       clear: `(state, slots i32[W]) -> state`.
       cancel: `(state, slots i32[W], status i32[W]) -> state`.
       collect: `(state, slots i32[W]) -> Outputs`; donates nothing.
-      activation_bytes: temporaries of the largest program.
+      activation_bytes: temporaries of `run`.
       compile_seconds: what compiling took, or loading from the persistent cache.
     """
 
-    run: Callable[..., tuple[EngineState, Report, int]]
+    run: Callable[..., tuple[EngineState, Report]]
     submit: Callable[[EngineState, NewRequests], EngineState]
     clear: Callable[[EngineState, jax.Array], EngineState]
     cancel: Callable[[EngineState, jax.Array, jax.Array], EngineState]
@@ -150,15 +144,11 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
     started = time.perf_counter()
     count = jax.ShapeDtypeStruct((), jnp.int32)
     slots = jax.ShapeDtypeStruct(new.slots.shape, jnp.int32)
-    if BUCKET_ON_DEVICE:
-        compiled = (
-            jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
-            .lower(program, params, state, count)
-            .compile()
-        )
-        run, largest = _run_with_switch(compiled), [compiled]
-    else:
-        run, largest = _compile_bucket_loops(program, params, state, count)
+    run = (
+        jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
+        .lower(program, params, state, count)
+        .compile()
+    )
 
     def aot(function: Callable, donate: tuple[int, ...], *args: Any) -> Callable:
         return jax.jit(function, donate_argnums=donate).lower(*args).compile()
@@ -169,7 +159,7 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
         clear=aot(_on_scheduler(clear), (0,), state, slots),
         cancel=aot(_on_scheduler(cancel), (0,), state, slots, slots),
         collect=aot(_collect, (), state, slots),
-        activation_bytes=max(_temporaries(c) for c in largest),
+        activation_bytes=_temporaries(run),
         compile_seconds=time.perf_counter() - started,
     )
 
@@ -177,50 +167,3 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
 def _temporaries(compiled: Any) -> int:
     """Returns the bytes of a program's temporaries."""
     return compiled.memory_analysis().temp_size_in_bytes
-
-
-def _run_with_switch(compiled: Callable) -> Callable:
-    def run(params: Params, state: EngineState, max_steps: jax.Array):
-        state, report = compiled(params, state, max_steps)
-        return state, report, 0
-
-    return run
-
-
-def _compile_bucket_loops(
-    program: Program, params: Params, state: EngineState, count: Any
-) -> tuple[Callable, list[Any]]:
-    """Compiles one loop for each bucket, and the function that goes between them."""
-    begin = (
-        jax.jit(begin_bucket_loop, static_argnums=0, donate_argnums=1)
-        .lower(program, state, count)
-        .compile()
-    )
-    pending = jax.eval_shape(
-        functools.partial(begin_bucket_loop, program), state, count
-    )[1]
-    loop = jax.jit(run_bucket, static_argnums=(0, 1), donate_argnums=(3, 4))
-    loops = [
-        loop.lower(program, bucket, params, state, pending, count).compile()
-        for bucket in range(len(program.config.buckets) + 1)
-    ]
-    report = jax.jit(_report, donate_argnums=0).lower(state).compile()
-
-    def run(params: Params, state: EngineState, max_steps: jax.Array):
-        state, pending = begin(state, max_steps)
-        reads = 0
-        while True:
-            bucket = _next_bucket(pending)
-            reads += 1
-            if bucket < 0:
-                break
-            state, pending = loops[bucket](params, state, pending, max_steps)
-        state, result = report(state)
-        return state, result, reads
-
-    return run, loops
-
-
-def _next_bucket(pending: Pending) -> int:
-    """Reads which bucket comes next: a host sync."""
-    return int(jax.device_get(pending.bucket))

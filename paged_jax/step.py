@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +17,7 @@ from paged_jax.pack import pack
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.sampling import Samples, sample
 from paged_jax.scheduler import Plan, schedule
-from paged_jax.state import EngineState, SchedulerState, has_work
+from paged_jax.state import EngineState, has_work
 from paged_jax.step_log import write_log
 
 Params = Any
@@ -73,7 +72,7 @@ def forward_and_sample(
 
     Args:
       program: the static part.
-      bucket: index from `bucket_of`.
+      bucket: index from `bucket_of`, 1 or more.
       params: the model's parameters.
       state: engine's state with the plan's blocks granted.
       plan: the plan.
@@ -83,15 +82,6 @@ def forward_and_sample(
     """
     config, scheduler = program.config, state.scheduler
     TRACES[(program, bucket)] += 1
-    if bucket == 0:
-        rows = config.num_rows
-        alternatives = (rows, config.max_logprobs)
-        return state.cache, Samples(
-            jnp.zeros(rows, jnp.int32),
-            jnp.zeros(rows, jnp.float32),
-            jnp.zeros(alternatives, jnp.int32),
-            jnp.zeros(alternatives, jnp.float32),
-        )
     batch, place = pack(config, scheduler, plan, config.buckets[bucket - 1])
     cache = state.cache
     if config.sharing:
@@ -113,15 +103,33 @@ def _invert(place: jax.Array, valid: jax.Array, size: int) -> jax.Array:
     return jnp.zeros(size + 1, jnp.int32).at[at].set(rows)[:size]
 
 
-def _finish(program: Program, state: EngineState, plan: Plan, cache, samples):
-    scheduler = write_log(program.config, program.manager, state.scheduler, plan)
-    return EngineState(commit(scheduler, plan, samples), cache)
+def _in_bucket(
+    program: Program, params: Params, state: EngineState, plan: Plan
+) -> tuple[KVCache, Samples]:
+    """Computes a plan's tokens in the bucket they fit, chosen on the device.
 
+    A loop of one turn or none for each bucket: a `lax.switch` would do, but copies the
+    cache on jax 0.10, and on later versions if the layers are unrolled.
+    """
+    rows, alternatives = program.config.num_rows, program.config.max_logprobs
+    samples = Samples(
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.zeros((rows, alternatives), jnp.int32),
+        jnp.zeros((rows, alternatives), jnp.float32),
+    )
+    carry = bucket_of(program.config, plan), state.cache, samples
+    for bucket in range(1, len(program.config.buckets) + 1):
 
-def _schedule(
-    program: Program, scheduler: SchedulerState
-) -> tuple[SchedulerState, Plan]:
-    return schedule(program.config, program.manager, scheduler, program.victim)
+        def compute(carry, bucket=bucket):
+            _, cache, _ = carry
+            now = EngineState(state.scheduler, cache)
+            return jnp.int32(0), *forward_and_sample(program, bucket, params, now, plan)
+
+        carry = jax.lax.while_loop(
+            lambda carry, bucket=bucket: carry[0] == bucket, compute, carry
+        )
+    return carry[1], carry[2]
 
 
 def step(program: Program, params: Params, state: EngineState) -> EngineState:
@@ -138,14 +146,13 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     Returns:
       The next state. A step with nothing to do is legal.
     """
-    scheduler, plan = _schedule(program, state.scheduler)
+    scheduler, plan = schedule(
+        program.config, program.manager, state.scheduler, program.victim
+    )
     state = dataclasses.replace(state, scheduler=scheduler)
-    branches = [
-        lambda bucket=bucket: forward_and_sample(program, bucket, params, state, plan)
-        for bucket in range(len(program.config.buckets) + 1)
-    ]
-    cache, samples = jax.lax.switch(bucket_of(program.config, plan), branches)
-    return _finish(program, state, plan, cache, samples)
+    cache, samples = _in_bucket(program, params, state, plan)
+    scheduler = write_log(program.config, program.manager, scheduler, plan)
+    return EngineState(commit(scheduler, plan, samples), cache)
 
 
 def run_steps(
@@ -178,95 +185,3 @@ def run_steps(
         return taken + 1, step(program, params, state)
 
     return loop(goes_on, body, (jnp.int32(0), state))[1]
-
-
-class Pending(NamedTuple):
-    """A loop that has stopped before a step that needs another bucket.
-
-    Attributes:
-      taken: i32[]. Steps taken.
-      bucket: i32[]. Bucket of the planned step; -1 if none is planned.
-      plan: the planned step.
-    """
-
-    taken: jax.Array
-    bucket: jax.Array
-    plan: Plan
-
-
-def begin_bucket_loop(
-    program: Program, state: EngineState, max_steps: jax.Array
-) -> tuple[EngineState, Pending]:
-    """Plans the first step of a loop whose buckets the host chooses.
-
-    For jax before 0.11, where a switch inside a loop copies the cache. Start here, then
-    call `run_bucket` with the bucket that `Pending` names until that is -1.
-    """
-    more = (max_steps > 0) & has_work(state.scheduler)
-    return _plan_next(program, state, jnp.int32(0), more)
-
-
-def _plan_next(
-    program: Program, state: EngineState, taken: jax.Array, more: jax.Array
-) -> tuple[EngineState, Pending]:
-    """Plans another step if `more`.
-
-    A loop of one turn or none, since a branch would copy the block pool on the jax
-    versions that come here.
-    """
-    scheduler = state.scheduler
-    shapes = jax.eval_shape(functools.partial(_schedule, program), scheduler)[1]
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    def plan_one(carry):
-        _, scheduler, _ = carry
-        return (jnp.bool_(False), *_schedule(program, scheduler))
-
-    _, scheduler, plan = jax.lax.while_loop(
-        lambda carry: carry[0], plan_one, (more, scheduler, nothing)
-    )
-    bucket = jnp.where(more, bucket_of(program.config, plan), -1)
-    state = dataclasses.replace(state, scheduler=scheduler)
-    return state, Pending(taken, bucket, plan)
-
-
-def run_bucket(
-    program: Program,
-    bucket: int,
-    params: Params,
-    state: EngineState,
-    pending: Pending,
-    max_steps: jax.Array,
-    *,
-    loop: LoopFn = jax.lax.while_loop,
-) -> tuple[EngineState, Pending]:
-    """Takes the planned step and those after it that need the same bucket.
-
-    Args:
-      program: the static part.
-      bucket: the bucket, static; that of `pending`.
-      params: the model's parameters.
-      state: engine's state; donate it.
-      pending: the planned step.
-      max_steps: i32[], steps after which the whole loop ends.
-      loop: as in `run_steps`.
-
-    Returns:
-      The state and the next step to take. The states between two loops are those of
-      `run_steps`: nothing is planned when the last one ends.
-    """
-
-    def goes_on(carry):
-        return carry[1].bucket == bucket
-
-    def body(carry):
-        state, pending = carry
-        cache, samples = forward_and_sample(
-            program, bucket, params, state, pending.plan
-        )
-        state = _finish(program, state, pending.plan, cache, samples)
-        taken = pending.taken + 1
-        more = (taken < max_steps) & has_work(state.scheduler)
-        return _plan_next(program, state, taken, more)
-
-    return loop(goes_on, body, (state, pending))
