@@ -221,10 +221,12 @@ class Engine:
 
     def _stream(self, request_id: str) -> Iterator[RequestOutput]:
         while self._in_use(request_id):
-            outputs = self.step()
-            # Before anything is yielded: the caller may leave, or call `step`.
-            self._ready += [o for o in outputs if o.request_id != request_id]
-            yield from [o for o in outputs if o.request_id == request_id]
+            self._ready = self.step()
+            # All that is not yielded yet stays there: the caller may leave at any
+            # time, or call `step`.
+            while mine := [o for o in self._ready if o.request_id == request_id]:
+                self._ready.remove(mine[0])
+                yield mine[0]
 
     def generate(
         self,
