@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.cancel import cancel
+from paged_jax.compat import COMPILER_OPTIONS
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
@@ -147,7 +148,7 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
     run = (
         jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
         .lower(program, params, state, count)
-        .compile()
+        .compile(compiler_options=COMPILER_OPTIONS)
     )
 
     def aot(function: Callable, donate: tuple[int, ...], *args: Any) -> Callable:

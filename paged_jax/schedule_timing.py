@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from paged_jax.compat import COMPILER_OPTIONS
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
@@ -57,7 +58,12 @@ def schedule_seconds(
         for i, (prompt, output) in enumerate(lengths)
     ]
     packed = pack_requests(static, new, config.max_requests)
-    run = jax.jit(run_steps, static_argnums=0, donate_argnums=2)
+    run = jax.jit(
+        run_steps,
+        static_argnums=0,
+        donate_argnums=2,
+        compiler_options=COMPILER_OPTIONS,
+    )
 
     def serve() -> float:
         state = init_state(static, manager, cache, config.batching == "static")

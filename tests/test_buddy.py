@@ -15,6 +15,7 @@ from oracles.buddy import BuddyOracle
 
 from paged_jax import buddy
 from paged_jax.buddy import BuddyPool, init_buddy, order_of
+from paged_jax.compat import COMPILER_OPTIONS
 
 allocate = jax.jit(buddy.allocate)
 release = jax.jit(buddy.release)
@@ -24,13 +25,6 @@ can_allocate = jax.jit(buddy.can_allocate)
 # order only; a pool that is smaller than its largest chunk.
 POOLS = [(1, 1), (7, 1), (16, 4), (23, 8), (87, 13), (50, 64)]
 NUM_OPERATIONS = 96
-
-# jax 0.10 drops optimization barriers before it fuses, unless told not to.
-COMPILER_OPTIONS = (
-    {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    if jax.__version_info__ < (0, 11)
-    else {}
-)
 
 
 def decode(pool: BuddyPool) -> tuple[list[list[int]], dict[int, int]]:

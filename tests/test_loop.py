@@ -19,7 +19,7 @@ from paged_jax.memory_managers import MANAGERS
 from paged_jax.model_forward import ModelForward
 from paged_jax.requests import RequestStatus
 from paged_jax.sequences import SequenceStatus
-from paged_jax.step import Program, begin_bucket_loop, run_bucket, run_steps
+from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
 CONFIG = EngineConfig(**{**SETTINGS, "steps_per_sync": 256}).step_config()
@@ -145,55 +145,22 @@ def test_the_device_loop_gives_the_states_of_a_python_loop(count):
     chex.assert_trees_all_equal(state, states[min(count, len(states) - 1)])
 
 
-@functools.cache
-def bucket_programs():
-    begin = jax.jit(begin_bucket_loop, static_argnums=0)
-    run = jax.jit(run_bucket, static_argnums=(0, 1))
-    return begin, run
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 30, NEVER])
-def test_loops_whose_buckets_the_host_chooses_give_the_same_states(count):
-    begin, run = bucket_programs()
-    count = jnp.int32(count)
-    state, pending = begin(PROGRAM, start(), count)
-    buckets = []
-    while int(pending.bucket) >= 0:
-        bucket, before = int(pending.bucket), int(pending.taken)
-        state, pending = run(PROGRAM, bucket, MODEL.params, state, pending, count)
-        assert int(pending.bucket) != bucket and int(pending.taken) > before
-        buckets.append(bucket)
-    assert pending.bucket == -1, "a step is planned and was not taken"
-    states = [start(), *steps()]
-    chex.assert_trees_all_equal(state, states[min(int(count), len(states) - 1)])
-    if count == NEVER:
-        assert set(buckets) == {0, 1, 2}
-        assert len(buckets) < len(steps()) / 2, "no two steps shared a loop"
-
-
-def test_a_python_loop_over_one_bucket():
-    begin, _ = bucket_programs()
-    state, pending = begin(PROGRAM, start(), jnp.int32(3))
-    ends = []
-
-    def loop(goes_on, body, carry):
-        while goes_on(carry):
-            carry = jax.jit(body)(carry)
-            ends.append(int(carry[1].taken))
-        return carry
-
-    bucket = int(pending.bucket)
-    state, pending = run_bucket(
-        PROGRAM, bucket, MODEL.params, state, pending, jnp.int32(1), loop=loop
-    )
-    assert ends == [1] and pending.bucket == -1
-    chex.assert_trees_all_equal(state, steps()[0])
-
-
 def test_a_loop_over_nothing_changes_nothing():
     state = empty_state()
     after = device_loop()(PROGRAM, MODEL.params, state, jnp.int32(5))
     chex.assert_trees_all_equal(after, state)
+
+
+def test_a_step_with_nothing_to_do_is_legal():
+    one = jax.jit(step.step, static_argnums=0)
+    before = empty_state()
+    after = one(PROGRAM, MODEL.params, before)
+    assert int(after.scheduler.iteration) == 1
+    chex.assert_trees_all_equal(after.cache, before.cache)
+    for part in ("pool", "sequences", "requests", "queue"):
+        chex.assert_trees_all_equal(
+            getattr(after.scheduler, part), getattr(before.scheduler, part)
+        )
 
 
 def test_it_ends_with_the_blocks_given_back():
@@ -220,7 +187,7 @@ def test_one_trace_for_each_bucket_over_a_whole_run():
         for (program, bucket), count in step.TRACES.items()
         if program == engine._device._program
     }
-    assert traced == {0: 1, 1: 1}
+    assert traced == {1: 1}
 
 
 def test_engines_of_equal_settings_share_their_programs():
