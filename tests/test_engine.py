@@ -29,6 +29,7 @@ from paged_jax import (
     EngineConfig,
     RequestError,
     SamplingParams,
+    step,
 )
 from paged_jax.tokenizer import Tokenizer
 
@@ -583,12 +584,19 @@ def test_every_read_of_a_device_value_is_counted(engine, monkeypatch):
     assert reads.calls == engine.stats.host_syncs > 0
 
 
-def test_few_host_syncs_for_each_token():
+def test_a_long_run_has_few_host_syncs_and_one_trace_for_each_bucket():
+    # Settings of no other test, so that none of its programs is used.
     engine = make_engine(max_seqs=12, num_blocks=180, max_requests=64, max_logprobs=0)
     outputs = engine.generate(prompts(48, 24), [greedy(20 + i % 20) for i in range(48)])
     generated = sum(map(len, tokens_of(outputs)))
     assert engine.stats.output_tokens == generated > 1000
     assert engine.stats.host_syncs_per_token <= 0.02
+    traced = {
+        bucket: count
+        for (program, bucket), count in step.TRACES.items()
+        if program == engine._device._program
+    }
+    assert traced == {1: 1, 2: 1}
 
 
 def test_statistics_count_what_was_done(engine):

@@ -170,26 +170,6 @@ def test_it_ends_with_the_blocks_given_back():
     assert int(scheduler.queue.count) == 0
 
 
-def test_one_trace_for_each_bucket_over_a_whole_run():
-    # A setting of its own, so that no program of another test is used.
-    engine = make_engine(max_stop_ids=3, token_budget=8)
-    mine = {
-        key: count
-        for key, count in step.TRACES.items()
-        if key[0] == engine._device._program
-    }
-    assert mine == {}
-    engine.warmup()
-    for seed in range(3):
-        engine.generate(prompts(9, 30, seed=seed))
-    traced = {
-        bucket: count
-        for (program, bucket), count in step.TRACES.items()
-        if program == engine._device._program
-    }
-    assert traced == {1: 1}
-
-
 def test_engines_of_equal_settings_share_their_programs():
     first, second = make_engine(), make_engine(batching="static", debug=True)
     assert first._device.programs is second._device.programs
