@@ -36,6 +36,20 @@ def ratio(new: Row | None, old: Row | None) -> float | None:
     return new["metrics"][rate] / old["metrics"][rate]
 
 
+def groups(rows: list[Row], keys: Iterable[str]) -> dict[str, list[Row]]:
+    """Returns rows by the values of swept keys: `{"block_size.8": [...], ...}`.
+
+    Args:
+      rows: as in `summary.json`.
+      keys: dotted keys that the cells have.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        values = [f"{k.rsplit('.', 1)[-1]}.{row['cell'][k]}" for k in keys]
+        found.setdefault(".".join(values), []).append(row)
+    return found
+
+
 def gains(rows: list[Row]) -> list[Gain]:
     """Returns the marginal gains that rows of one sweep value allow.
 

@@ -1,10 +1,10 @@
 """Claims: what should come out, what did, and whether it holds."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from experiments.attribution import Row, find, gains, ratio
+from experiments.attribution import Row, find, gains, groups, ratio
 from experiments.errors import UserError
 from experiments.token_check import TIE, Difference
 
@@ -18,7 +18,10 @@ _SYNCS_GOAL = 0.02
 
 
 def check_claims(
-    name: str, rows: list[Row], differences: list[Difference]
+    name: str,
+    rows: list[Row],
+    differences: list[Difference],
+    swept: Iterable[str] = (),
 ) -> list[Claim]:
     """Returns the claims of an experiment.
 
@@ -26,15 +29,28 @@ def check_claims(
       name: which ones: `headline`, `block_size`, `budget`, or empty for none.
       rows: as in `summary.json`, each with its `key`.
       differences: requests whose tokens differ between cells.
+      swept: keys of the sweep. Claims are made for each combination of the values of
+        those that are not the experiment's own subject.
 
     Raises:
       UserError: an unknown name.
     """
-    if name and name not in _CLAIMS:
+    if not name:
+        return []
+    if name not in _CLAIMS:
         raise UserError(
             f"claims is {name!r}; it must be empty or one of {', '.join(_CLAIMS)}"
         )
-    return _CLAIMS[name](rows, differences) if name else []
+    make, subjects = _CLAIMS[name]
+    apart = groups(rows, [key for key in swept if key not in subjects])
+    claims = []
+    for suffix, some in apart.items():
+        keys = {row["key"] for row in some}
+        made = make(some, [d for d in differences if d.key in keys])
+        if len(apart) > 1:
+            made = [one | {"id": f"{one['id']}.{suffix}"} for one in made]
+        claims += made
+    return claims
 
 
 def claim(
@@ -266,9 +282,8 @@ def _budget(rows: list[Row], differences: list[Difference]) -> list[Claim]:
         base = find(some, memory="max", batching="static")
         claims.append(
             claim(
-                f"budget.speedup_real.paged_continuous.{value:g}"
-                if isinstance(value, float)
-                else "budget.speedup_real.paged_continuous",
+                "budget.speedup_real.paged_continuous"
+                + (f".{value:g}" if value is not None else ""),
                 ratio(both, base),
                 source="the source's 2x over contiguous memory and static batches",
                 unit="x",
@@ -301,8 +316,17 @@ def _over_capacity(row: Row | None) -> float | None:
     return details["workload"]["requests"] / running
 
 
-_CLAIMS: dict[str, Callable[[list[Row], list[Difference]], list[Claim]]] = {
-    "headline": _headline,
-    "block_size": _block_size,
-    "budget": _budget,
+_Make = Callable[[list[Row], list[Difference]], list[Claim]]
+
+# How each experiment's claims are made, and which keys they are about.
+_ABLATION = (
+    "engine.memory",
+    "engine.batching",
+    "workload.name",
+    "workload.sharing",
+)
+_CLAIMS: dict[str, tuple[_Make, tuple[str, ...]]] = {
+    "headline": (_headline, _ABLATION),
+    "block_size": (_block_size, ("engine.block_size",)),
+    "budget": (_budget, ("engine.full_length_requests", *_ABLATION)),
 }

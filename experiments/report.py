@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -16,6 +17,7 @@ def render(
     figures: dict[str, tuple[str, bytes]],
     command: str,
     description: str = "",
+    swept: Iterable[str] = (),
 ) -> str:
     """Returns the report as HTML, all values escaped.
 
@@ -24,6 +26,7 @@ def render(
       figures: caption and PNG by name.
       command: runs the experiment again.
       description: what the experiment is, in a line.
+      swept: keys of the sweep.
     """
     environment = jinja2.Environment(
         loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined
@@ -34,7 +37,7 @@ def render(
         description=description,
         columns=tables.HEADLINE,
         headline=tables.headline_rows(rows),
-        gains=tables.gain_rows(rows),
+        gains=tables.gain_rows(rows, swept),
         claims=[
             {
                 **claim,

@@ -16,6 +16,7 @@ from experiments.serving import Run
 from experiments.sweep import Cell
 
 _CELLS = "cells.jsonl"
+_FOLDERS = ("outputs", "logs", "figures")
 _NEEDED_BYTES = 64 * 2**20
 _MAX_DIFFERENCES = 4
 
@@ -31,11 +32,13 @@ class ResultsFolder:
     Attributes:
       path: the folder.
       rows: results of the finished cells, by key.
+      is_new: whether it was started by this process.
     """
 
-    def __init__(self, path: Path, rows: dict[str, dict[str, Any]]):
+    def __init__(self, path: Path, rows: dict[str, dict[str, Any]], is_new: bool):
         self.path = path
         self.rows = rows
+        self.is_new = is_new
 
     @classmethod
     def create(
@@ -68,10 +71,10 @@ class ResultsFolder:
                 )
             _write_json(path / "config.json", asked)
             _write_json(path / "environment.json", where)
-            for folder in ("outputs", "logs", "figures"):
+            for folder in _FOLDERS:
                 (path / folder).mkdir()
             (path / _CELLS).touch()
-        return cls(path, {})
+        return cls(path, {}, is_new=True)
 
     @classmethod
     def resume(
@@ -102,11 +105,11 @@ class ResultsFolder:
                 + "; give the same settings, or another folder as --out"
             )
         with _WriteErrors(path):
-            for folder in ("outputs", "logs", "figures"):
+            for folder in _FOLDERS:
                 (path / folder).mkdir(exist_ok=True)
             rows = _read_cells(path / _CELLS)
             _note_environment(path / "environment.json", where)
-        return cls(path, rows)
+        return cls(path, rows, is_new=False)
 
     def add(self, cell: Cell, row: dict[str, Any], run: Run) -> None:
         """Keeps the results of a cell, safe on disk when this returns.
@@ -131,6 +134,19 @@ class ResultsFolder:
                 file.flush()
                 os.fsync(file.fileno())
         self.rows[cell.key] = row
+
+    def discard_if_unused(self) -> None:
+        """Takes a new folder without any results away, so that its name is free."""
+        if not self.is_new or self.rows:
+            return
+        try:
+            for name in (_CELLS, "environment.json", "config.json"):
+                (self.path / name).unlink()
+            for folder in _FOLDERS:
+                (self.path / folder).rmdir()
+            self.path.rmdir()
+        except OSError:
+            pass  # something else is in it by now: it stays
 
     def outputs(self, key: str) -> list[dict[str, Any]]:
         """Returns the requests of a finished cell: id, tokens, text and times."""

@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +27,7 @@ from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
 from experiments.token_check import Difference, Tokens, find_differences, with_gap
-from experiments.workloads import Workload, build_workload
+from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
 from paged_jax.models.checkpoint import CheckpointError
@@ -58,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         experiment.run()
         return 0
     except (UserError, ConfigError, RequestError, CheckpointError) as error:
+        if experiment is not None and experiment.folder is not None:
+            experiment.folder.discard_if_unused()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
@@ -92,8 +95,11 @@ class Experiment:
         for cell in self.cells:
             if cell.workload.name == "poisson" and not cell.workload.rate:
                 rate_references(self.cells, cell)
+        for path in {cell.workload.prompts for cell in self.cells}:
+            read_texts(path)
         check_claims(self._claims, [], [])
         self.folder: ResultsFolder | None = None
+        self._plan_shown = False
         self._models: dict[tuple[str, str], Any] = {}
         self._workloads: dict[Any, Workload] = {}
 
@@ -149,15 +155,22 @@ class Experiment:
         )
         engine = Engine(model, cell.engine, seed=cell.seed)
 
-        def on_progress(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, note="")
+        def on_ready(plan: list[tuple[str, str, str]]) -> None:
+            if not self._plan_shown:
+                self._plan_shown = True
+                progress.console.print(tables.memory_plan_table("Memory plan", plan))
 
-        run = run_cell(engine, cell.workload, workload, rate, on_progress)
-        if not folder.rows:
-            plan = tables.memory_plan_table(
-                f"Memory plan ({cell.key})", run.memory_plan
-            )
-            progress.console.print(plan)
+        def on_progress(done: int) -> None:
+            progress.update(task, completed=done, note="")
+
+        run = run_cell(
+            engine,
+            cell.workload,
+            workload,
+            rate,
+            on_ready=on_ready,
+            on_progress=on_progress,
+        )
         row = {
             "label": cell.label,
             "cell": cell.identity,
@@ -205,7 +218,7 @@ class Experiment:
         }
         differences = self._with_gaps(find_differences(rows, tokens), tokens)
         config = self._command.config
-        claims = check_claims(self._claims, rows, differences)
+        claims = check_claims(self._claims, rows, differences, self._swept)
         summary = {
             "experiment": self._name,
             "config": json.loads(config.to_json_best_effort()),
@@ -218,12 +231,13 @@ class Experiment:
         for name, (_, png) in drawn.items():
             folder.write_figure(name, png)
         description = first_line(self._command.config_path)
-        html = report.render(summary, drawn, self._again(), description)
+        again = _command(self._command.argv)
+        html = report.render(summary, drawn, again, description, self._swept)
         folder.write_text("report.html", html)
 
         console = self._console
         console.print(tables.headline_table(rows))
-        gains = tables.gains_table(rows)
+        gains = tables.gains_table(rows, self._swept)
         if gains is not None:
             console.print(gains)
         if claims:
@@ -245,10 +259,6 @@ class Experiment:
             length = cell.engine.max_model_len
             done.append(with_gap(difference, model, prompt, generated, length))
         return [*done, *differences[_MOST_GAPS:]]
-
-    def _again(self) -> str:
-        words = [w for w in self._command.argv if w.split("=")[0] != "--resume"]
-        return shlex.join(["python", "-m", "experiments.run", *words])
 
 
 def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
@@ -280,20 +290,26 @@ def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
     return found
 
 
+def _command(words: Iterable[str]) -> str:
+    """Returns the command with these words, without what names a results folder."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name = word.lstrip("-").split("=")[0] if word.startswith("-") else ""
+        if not skip and name not in ("out", "resume", "noresume"):
+            kept.append(word)
+        skip = name == "out" and "=" not in word
+    return shlex.join(["python", "-m", "experiments.run", *kept])
+
+
 def _interrupted(experiment: Experiment | None, words: list[str]) -> str:
     """Says what is kept and how to go on."""
     if experiment is None or experiment.folder is None:
         return "interrupted before anything was run"
     path, done = experiment.folder.path, len(experiment.folder.rows)
-    rest = [w for w in words if w.split("=")[0] not in ("--resume", "--out")]
-    if "--out" in words:
-        rest.remove(str(path))
-    again = shlex.join(
-        ["python", "-m", "experiments.run", *rest, f"--out={path}", "--resume"]
-    )
     return (
         f"interrupted; {done} of {len(experiment.cells)} cells are kept in {path}; go "
-        f"on with: {again}"
+        f"on with: {_command(words)} {shlex.quote(f'--out={path}')} --resume"
     )
 
 

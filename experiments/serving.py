@@ -89,7 +89,9 @@ def run_cell(
     settings: WorkloadSettings,
     workload: Workload,
     rate: float | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    on_ready: Callable[[list[tuple[str, str, str]]], None] = lambda plan: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Run:
     """Serves a workload to its end.
 
@@ -101,7 +103,8 @@ def run_cell(
       settings: what the workload was made from.
       workload: the requests.
       rate: requests a second, for workloads that arrive over time.
-      on_progress: called with the requests that ended and all of them.
+      on_ready: called with the memory plan when everything is compiled.
+      on_progress: called with the number of requests that ended, now and then.
 
     Raises:
       UserError: a request was refused, because it does not fit.
@@ -110,6 +113,8 @@ def run_cell(
     started = time.perf_counter()
     engine.warmup()
     warmup_s = time.perf_counter() - started
+    plan = engine.memory_plan
+    on_ready(plan.as_rows())
     engine.reset_stats()
 
     compilations = _CompilationCounter()
@@ -126,7 +131,6 @@ def run_cell(
     if prefix is not None:
         engine.release_prefix(prefix)
     served = [_served(request, outputs, rate, clock) for request in workload.requests]
-    plan = engine.memory_plan
     return Run(
         served=served,
         log=log,
@@ -222,7 +226,7 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
             if output.finished:
                 outputs[output.request_id] = output
         clock.mark(engine.stats.iterations)
-        on_progress(len(outputs), total)
+        on_progress(len(outputs))
     return outputs
 
 

@@ -1,11 +1,13 @@
 """Tables on the terminal."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
 
-from experiments.attribution import Row, gains
+from experiments.attribution import Row, gains, groups
 from experiments.claims import Claim
+from experiments.sweep import NAMING
 
 
 def memory_plan_table(title: str, rows: list[tuple[str, str, str]]) -> Table:
@@ -69,9 +71,9 @@ def headline_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
     return found
 
 
-def gains_table(rows: list[Row]) -> Table | None:
+def gains_table(rows: list[Row], swept: Iterable[str] = ()) -> Table | None:
     """Returns the marginal gains, or None if the cells allow none."""
-    lines = gain_rows(rows)
+    lines = gain_rows(rows, swept)
     if not lines:
         return None
     table = Table(
@@ -85,11 +87,17 @@ def gains_table(rows: list[Row]) -> Table | None:
     return table
 
 
-def gain_rows(rows: list[Row]) -> list[list[str]]:
-    """Returns the lines of `gains_table`."""
+def gain_rows(rows: list[Row], swept: Iterable[str] = ()) -> list[list[str]]:
+    """Returns the lines of `gains_table`, those of each value of a sweep together."""
+    keys = [key for key in swept if key not in (*NAMING, "workload.sharing")]
     return [
-        [gain.technique, gain.beside, f"{gain.ratio:.2f}x"]
-        for gain in gains(rows)
+        [
+            gain.technique,
+            gain.beside + (f" ({value})" if value else ""),
+            f"{gain.ratio:.2f}x",
+        ]
+        for value, some in groups(rows, keys).items()
+        for gain in gains(some)
         if gain.ratio is not None
     ]
 

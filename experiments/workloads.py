@@ -118,7 +118,7 @@ def build_workload(
     Raises:
       UserError: the prompts file, or a prompt, cannot be used.
     """
-    prompts = _load(settings.prompts)
+    prompts = read_texts(settings.prompts)
     # One stream for each purpose, so that a change of one leaves the others.
     lengths_rng, texts_rng, arrivals_rng = (
         np.random.default_rng((seed, purpose)) for purpose in range(3)
@@ -176,6 +176,18 @@ def build_workload(
     return Workload(settings.name, tuple(requests), prefix, trimmed, shortened)
 
 
+def read_texts(path: str) -> list[Prompt]:
+    """Returns the texts of a prompts file; empty for those that ship.
+
+    Raises:
+      UserError: the file cannot be used.
+    """
+    try:
+        return load_prompts(path or None)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def scale_text(text: str, scale: float, tokenizer: Tokenizer) -> str:
     """Returns the whole sentences that fit in a text's length / `scale`, at least one.
 
@@ -215,13 +227,6 @@ def choose_texts(
         near = np.flatnonzero(distance <= distance.min() + slack)
         chosen.append(int(rng.choice(near)))
     return chosen
-
-
-def _load(path: str) -> list[Prompt]:
-    try:
-        return load_prompts(path or None)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _renderer(tokenizer: Tokenizer, system: str) -> Callable[[str], list[int]]:

@@ -134,9 +134,9 @@ def test_missing_cells_make_claims_that_do_not_hold():
 
 def test_requests_with_other_tokens_are_counted_ties_apart():
     differences = [
-        Difference("b", "a", "0", 3, 7, 8, gap=1.5),
-        Difference("b", "a", "1", 0, 7, 8, gap=TIE / 10),
-        Difference("c", "a", "2", 0, 7, 8),
+        Difference("paged-static", "max-static", "0", 3, 7, 8, gap=1.5),
+        Difference("paged-static", "max-static", "1", 0, 7, 8, gap=TIE / 10),
+        Difference("paged-continuous", "max-static", "2", 0, 7, 8),
     ]
     found = by_id(check_claims("headline", headline_rows(), differences))
     equal = found["headline.tokens_equal"]
@@ -146,7 +146,7 @@ def test_requests_with_other_tokens_are_counted_ties_apart():
 
 
 def test_ties_alone_leave_the_tokens_equal():
-    differences = [Difference("b", "a", "1", 0, 7, 8, gap=TIE / 10)]
+    differences = [Difference("paged-static", "max-static", "1", 0, 7, 8, gap=TIE / 10)]
     found = by_id(check_claims("headline", headline_rows(), differences))
     assert found["headline.tokens_equal"]["holds"]
 
@@ -183,6 +183,19 @@ def test_the_claims_of_the_budgets_are_one_for_each():
     claims = by_id(check_claims("budget", rows, []))
     assert claims["budget.speedup_real.paged_continuous.2"]["measured"] == 2.0
     assert claims["budget.speedup_real.paged_continuous.8"]["measured"] == 8.0
+
+
+def test_claims_are_made_for_each_value_of_another_sweep():
+    rows = headline_rows() + headline_rows()
+    for number, one in enumerate(rows):
+        one["cell"]["engine.dtype"] = "float32" if number < 6 else "bfloat16"
+        one["key"] += one["cell"]["engine.dtype"]
+    swept = ["engine.dtype", "engine.batching"]
+    differences = [Difference(rows[7]["key"], rows[0]["key"], "0", 0, 1, 2)]
+    claims = by_id(check_claims("headline", rows, differences, swept))
+    assert len(claims) == 28
+    assert claims["headline.tokens_equal.dtype.float32"]["holds"]
+    assert not claims["headline.tokens_equal.dtype.bfloat16"]["holds"]
 
 
 def test_unknown_claims_are_refused():

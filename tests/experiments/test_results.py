@@ -129,6 +129,15 @@ def test_space_that_runs_out_later_is_told_in_one_line(tmp_path, cells, monkeypa
     assert ResultsFolder.resume(folder.path, ASKED, WHERE).rows == {}
 
 
+def test_a_new_folder_without_results_can_be_discarded(tmp_path, cells):
+    unused, used = create(tmp_path / "unused"), create(tmp_path / "used")
+    used.add(cells[0], row_of(), run_of())
+    resumed = ResultsFolder.resume(create(tmp_path / "old").path, ASKED, WHERE)
+    for folder in (unused, used, resumed):
+        folder.discard_if_unused()
+    assert [f.path.exists() for f in (unused, used, resumed)] == [False, True, True]
+
+
 def test_what_changed_between_two_runs_is_noted(tmp_path):
     folder = create(tmp_path / "r")
     assert folder.environment() == WHERE

@@ -158,6 +158,23 @@ def untimed(summary):
     return summary
 
 
+def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
+    code, _, err = run_tiny(
+        "--config=budget",
+        "--sweep=engine.full_length_requests=4",
+        "--sweep=engine.watermark=0.01,0.2",
+        f"--out={tmp_path / 'r'}",
+    )
+    assert code == 0, err
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert [claim["id"] for claim in summary["claims"]] == [
+        f"budget.{claim}.watermark.{value}"
+        for value in (0.01, 0.2)
+        for claim in ("speedup_real.paged_continuous.4", "tokens_equal")
+    ]
+    assert "(watermark.0.2)" in (tmp_path / "r" / "report.html").read_text()
+
+
 def test_block_sizes_are_studied_on_one_budget(run_tiny, tmp_path):
     code, _, err = run_tiny(
         "--config=block_size",
@@ -176,11 +193,11 @@ def test_an_interrupted_run_is_resumed(run_tiny, tmp_path, monkeypatch):
     served = []
     whole = run.run_cell
 
-    def interrupted(engine, settings, *args):
+    def interrupted(*args, **kwargs):
         if len(served) == 2:
             raise KeyboardInterrupt
-        served.append(settings)
-        return whole(engine, settings, *args)
+        served.append(args)
+        return whole(*args, **kwargs)
 
     words = (
         "--config=budget",
@@ -205,10 +222,10 @@ def test_an_interrupted_run_is_resumed(run_tiny, tmp_path, monkeypatch):
 def test_the_command_that_an_interrupted_run_names_is_complete(tmp_path):
     folder = type("Folder", (), {"path": tmp_path, "rows": {}})
     experiment = type("Experiment", (), {"folder": folder, "cells": [1, 2]})
-    words = ["--seed=1", "--out", str(tmp_path), "--resume"]
+    words = ["--seed=1", "--out", str(tmp_path), "--resume", "--config=a b"]
     said = run._interrupted(experiment, words)
     assert said.endswith(
-        f"python -m experiments.run --seed=1 --out={tmp_path} --resume"
+        f"python -m experiments.run --seed=1 '--config=a b' --out={tmp_path} --resume"
     )
 
 
@@ -264,6 +281,7 @@ def test_a_malformed_checkpoint_is_named(model, message, tmp_path, capsys):
     err = capsys.readouterr().err
     assert code == 2
     assert message in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()  # the name stays free
 
 
 def test_a_prompt_longer_than_the_model_length_is_named(run_tiny, tmp_path):
