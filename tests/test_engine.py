@@ -255,6 +255,12 @@ def test_a_seed_repeats_its_draws_in_any_company(engine):
     assert tokens_of(together)[-1] == alone
 
 
+def test_each_token_is_a_draw_of_its_own(engine):
+    # So hot that all 128 tokens are about as likely.
+    params = SamplingParams(temperature=1e4, seed=5, max_tokens=60, ignore_eos=True)
+    assert len(set(generate_one(engine, [3, 4], params).token_ids)) > 30
+
+
 def test_requests_without_a_seed_differ(engine):
     outputs = engine.generate([[3, 4, 5]] * 6, drawn())
     assert len(set(tokens_of(outputs))) == 6

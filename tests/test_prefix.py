@@ -13,7 +13,7 @@ from engines import (
     tokens_of,
 )
 
-from paged_jax import Field, RequestError
+from paged_jax import Field, RequestError, SequenceStatus
 
 PREFIX = list(range(10, 20))  # 2 blocks of 4 and a half
 
@@ -201,6 +201,24 @@ def test_another_prefix_may_take_the_place_of_a_released_one(engine):
         tokens_of(engine.generate([o.prompt_token_ids], greedy(12))) for o in outputs
     ]
     assert [*map(list, zip(tokens_of(outputs)))] == again
+
+
+def test_a_released_prefix_is_not_looked_for_in_its_row(engine):
+    last = [*PREFIX, *range(60, 70)]
+    expected = tokens_of(engine.generate([last], greedy(6)))[0]
+    prefix = engine.register_prefix(PREFIX)
+    row = engine._prefixes[prefix].row
+    for output in (3, 16, 16, 16, 30):
+        engine.submit([*PREFIX, 50 + output], greedy(output))
+    name = engine.submit(last, greedy(6))
+    engine.step(max_steps=2)
+    engine.release_prefix(prefix)
+    # The fifth takes the row; the last is admitted beside it, its prefix long gone.
+    engine.step(max_steps=4)
+    sequences = engine.state.scheduler.sequences
+    assert sequences.status[row] == SequenceStatus.RUNNING
+    assert sequences.length[row] > len(PREFIX)
+    assert tokens_of([serve(engine)[name]])[0] == expected
 
 
 def test_requests_go_on_while_a_prefix_is_registered(engine):
