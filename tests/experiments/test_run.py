@@ -172,7 +172,7 @@ def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
         for value in (0.01, 0.2)
         for claim in ("speedup_real.paged_continuous.4", "tokens_equal")
     ]
-    assert "(watermark.0.2)" in (tmp_path / "r" / "report.html").read_text()
+    assert "watermark.0.2)" in (tmp_path / "r" / "report.html").read_text()
 
 
 def test_block_sizes_are_studied_on_one_budget(run_tiny, tmp_path):
