@@ -7,6 +7,12 @@ A KV budget of 8 full-length requests, 66 requests with lengths like ShareGPT's.
 (all requests known at time 0): each memory manager beside each batching. Poisson
 arrivals at a rate between what the two ends serve offline: the two ends. The same
 requests behind one system prompt: paged + continuous, its blocks shared or not.
+
+Expected (quick: lengths and model length divided by 4): of the slots that are reserved,
+paged + continuous fills 92%, oracle 46%, pow2 40% and max 36%; with static batches 15 to
+39%. Some 21 sequences run at once instead of 8. Output tokens per second, over max +
+static: about 2.1x, most of it from continuous batching, since two cores gain little from
+batches above 8. All cells generate the same tokens.
 """
 
 from experiments.base_config import base_config

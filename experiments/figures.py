@@ -193,7 +193,8 @@ def draw_against(rows: list[Row], key: str) -> bytes:
     lines: dict[str, list[Row]] = {}
     for row in rows:
         cell = {k: v for k, v in row["cell"].items() if k not in (key, _alias(key))}
-        name = f"{cell['memory']} + {cell['batching']}, {cell['workload']}"
+        workload = cell["workload"].replace("_", " ")
+        name = f"{cell['memory']} + {cell['batching']}, {workload}"
         extra = [
             f"{k} {v}" for k, v in cell.items() if "." in k and _alias(k) not in cell
         ]
@@ -212,10 +213,10 @@ def draw_against(rows: list[Row], key: str) -> bytes:
     values = sorted({row["cell"][key] for row in rows})
     for ax, (title, _) in zip(axes, panels):
         ax.set_title(title, fontsize=10)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
         if values[0] > 0 and values[-1] / values[0] >= 4:
             ax.set_xscale("log", base=2)
-        ax.set_xticks(values, [f"{v:g}" for v in values])
+        ax.set_xticks(values, [f"{v:g}" for v in values], fontsize=8)
         ax.minorticks_off()
         ax.grid(axis="y", linewidth=0.4)
         ax.set_xlabel(key.rsplit(".", 1)[-1].replace("_", " "))

@@ -61,7 +61,8 @@ class Workload:
     Attributes:
       name: offline, poisson or system_prompt.
       requests: at least one.
-      prefix: tokens that all prompts start with, for the system prompt's workload.
+      prefix: tokens that all prompts start with, an odd number of them, for the system
+        prompt's workload; else none.
       trimmed: requests whose text lost its end, to fit the model length.
       shortened: requests whose output was shortened, for the same reason.
     """
@@ -173,6 +174,8 @@ def build_workload(
             )
         )
     prefix = _common_prefix([r.tokens for r in requests]) if system else ()
+    # An odd length leaves the last block partly filled at every block size but 1.
+    prefix = prefix[: len(prefix) - (len(prefix) + 1) % 2]
     return Workload(settings.name, tuple(requests), prefix, trimmed, shortened)
 
 
