@@ -5,8 +5,8 @@
 The budget is counted in full-length requests. A small one makes both systems wait for
 memory; a large one makes both wait for the processor.
 
-Expected (quick): the gain falls as the budget grows, and is about 2x at 8 requests. Each
-budget compiles programs of its own.
+Expected (quick): the gain falls as the budget grows, and is about 2x at 8 requests.
+Each budget compiles programs of its own.
 """
 
 from experiments.base_config import base_config

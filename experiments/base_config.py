@@ -47,6 +47,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.workload = ConfigDict()
     config.workload.name = "offline"
     config.workload.num_requests = scaled["num_requests"]
+    config.workload.part = 1.0
     config.workload.prompts = ""
     config.workload.lengths = "sharegpt"
     config.workload.length_scale = float(scaled["length_scale"])

@@ -119,8 +119,8 @@ def tokens_equal(
         ties = sum(d.is_tie for d in differences)
         largest = f", largest gap {max(gaps):.1e}" if gaps else ""
         note += (
-            f", {len(differences)} have other tokens than in the first cell with the "
-            f"same requests; {ties} of them part at a tie of two logits (gap at most "
+            f", {len(differences)} have other tokens than in the first cell that "
+            f"served the same; {ties} of them part at a tie of two logits (gap at most "
             f"{TIE:.0e}{largest})"
         )
     return claim(

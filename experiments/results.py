@@ -225,6 +225,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _output_line(served: Any) -> dict[str, Any]:
     return {
         "id": served.id,
+        "digest": served.digest,
         "prompt_id": served.prompt_id,
         "prompt_tokens": served.prompt_len,
         "arrival_s": round(served.arrival, 6),

@@ -213,10 +213,12 @@ class Experiment:
     def _finish(self, folder: ResultsFolder) -> None:
         rows = [folder.rows[cell.key] for cell in self.cells]
         tokens = {
-            row["key"]: {o["id"]: o["token_ids"] for o in folder.outputs(row["key"])}
+            row["key"]: {
+                o["digest"]: o["token_ids"] for o in folder.outputs(row["key"])
+            }
             for row in rows
         }
-        differences = self._with_gaps(find_differences(rows, tokens), tokens)
+        differences = self._with_gaps(find_differences(tokens), tokens)
         config = self._command.config
         claims = check_claims(self._claims, rows, differences, self._swept)
         summary = {
@@ -254,7 +256,7 @@ class Experiment:
             cell, request = cells[difference.reference], difference.request
             model = self._model(cell)
             workload = self._workload(cell, model)
-            prompt = next(r.tokens for r in workload.requests if r.id == request)
+            prompt = next(r.tokens for r in workload.requests if r.digest == request)
             generated = tokens[difference.reference][request]
             length = cell.engine.max_model_len
             done.append(with_gap(difference, model, prompt, generated, length))

@@ -26,6 +26,7 @@ class Served:
 
     Attributes:
       id: the request.
+      digest: is the same wherever the same is asked.
       prompt_id: the text it asked.
       prompt_len: tokens of the prompt.
       token_ids: generated tokens.
@@ -36,6 +37,7 @@ class Served:
     """
 
     id: str
+    digest: str
     prompt_id: str
     prompt_len: int
     token_ids: tuple[int, ...]
@@ -244,6 +246,7 @@ def _served(request, outputs, rate, clock) -> Served:
     arrival = request.arrival / rate if rate else 0.0
     return Served(
         id=request.id,
+        digest=request.digest,
         prompt_id=request.prompt_id,
         prompt_len=len(request.tokens),
         token_ids=tuple(int(t) for t in completion.token_ids),

@@ -17,6 +17,7 @@ class WorkloadSettings:
       name: `offline` (all known at time 0), `poisson` (they arrive over time) or
         `system_prompt` (offline, all behind one system prompt).
       num_requests: how many.
+      part: the share of them that is served, the first ones.
       prompts: a prompts file; empty for those that ship with the project.
       lengths: whose length quantiles: sharegpt or alpaca.
       length_scale: lengths are divided by this.
@@ -30,6 +31,7 @@ class WorkloadSettings:
 
     name: str = "offline"
     num_requests: int = 80
+    part: float = 1.0
     prompts: str = ""
     lengths: str = "sharegpt"
     length_scale: float = 1.0
@@ -47,6 +49,7 @@ class WorkloadSettings:
         _check(
             self.arrival_steps >= 1, "arrival_steps", self.arrival_steps, "1 or more"
         )
+        _check(0 < self.part <= 1, "part", self.part, "above 0 and at most 1")
         scale, rate = self.length_scale, self.rate
         _check(0 < scale < float("inf"), "length_scale", scale, "above 0")
         _check(0 <= rate < float("inf"), "rate", rate, "0 or more")

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from paged_jax.batch import TokenBatch
 from paged_jax.models import llama
 from pallas_kernels.metadata import AttentionMetadata
 
-# Token ids of each request, by cell and request id.
+# Token ids of each request, by cell and by the request's digest.
 Tokens = dict[str, dict[str, list[int]]]
 
 # Two logits this close are a tie: which is larger is a matter of rounding.
@@ -28,8 +27,8 @@ class Difference:
 
     Attributes:
       key: the cell.
-      reference: the first cell that served the same requests.
-      request: the request's id.
+      reference: the first cell that served the same request.
+      request: the request's digest.
       position: how many generated tokens are equal.
       found: the cell's next token.
       expected: the reference's.
@@ -51,22 +50,17 @@ class Difference:
         return self.gap is not None and self.gap <= TIE
 
 
-def find_differences(
-    rows: Iterable[dict[str, Any]], tokens: Tokens
-) -> list[Difference]:
+def find_differences(tokens: Tokens) -> list[Difference]:
     """Returns the requests whose tokens are not those of the first cell that had them.
 
     Args:
-      rows: as in `summary.json`, with `key`; rows whose workloads have one digest
-        served the same requests.
-      tokens: what was generated.
+      tokens: what was generated, in the order of the cells.
     """
     first: dict[str, str] = {}
     found = []
-    for row in rows:
-        key = row["key"]
-        reference = first.setdefault(row["details"]["workload"]["digest"], key)
-        for request, ids in tokens[key].items():
+    for key, outputs in tokens.items():
+        for request, ids in outputs.items():
+            reference = first.setdefault(request, key)
             expected = tokens[reference][request]
             for position, (a, b) in enumerate(zip(ids, expected, strict=True)):
                 if a != b:

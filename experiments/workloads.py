@@ -53,6 +53,12 @@ class Request:
     output_len: int
     arrival: float
 
+    @property
+    def digest(self) -> str:
+        """Is the same for requests whose tokens must come out the same."""
+        text = repr((self.id, self.tokens, self.output_len))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -75,8 +81,8 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """Is the same for workloads whose tokens must come out the same."""
-        text = repr([(r.id, r.tokens, r.output_len) for r in self.requests])
+        """Is the same for workloads of the same requests."""
+        text = repr([r.digest for r in self.requests])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
@@ -125,6 +131,7 @@ def build_workload(
         np.random.default_rng((seed, purpose)) for purpose in range(3)
     )
     count = settings.num_requests
+    served = max(round(settings.part * count), 1)
     lengths = draw_lengths(
         lengths_rng, count, settings.lengths, settings.length_scale, max_model_len
     )
@@ -151,7 +158,7 @@ def build_workload(
     render = _renderer(tokenizer, system)
     shortest = len(render(""))
     requests, trimmed, shortened = [], 0, 0
-    for number, index in enumerate(chosen):
+    for number, index in enumerate(chosen[:served]):
         prompt, output_len = prompts[index], int(lengths[number, 1])
         tokens = render(prompt.text)
         room = max_model_len - output_len

@@ -55,6 +55,18 @@ def test_all_cells_generate_the_same_tokens(summary):
     assert equal["holds"], equal["note"]
 
 
+def test_arrivals_over_time_serve_some_of_the_same_requests(summary, headline):
+    def digests(key):
+        lines = (headline / "outputs" / f"{key}.jsonl").read_text().splitlines()
+        return {json.loads(line)["digest"] for line in lines}
+
+    offline, poisson = (
+        digests(next(r["key"] for r in summary["rows"] if r["cell"]["workload"] == w))
+        for w in ("offline", "poisson")
+    )
+    assert poisson < offline
+
+
 def test_nothing_is_compiled_while_requests_are_served(summary):
     assert [row["metrics"]["compilations"] for row in summary["rows"]] == [0] * CELLS
 

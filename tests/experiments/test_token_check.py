@@ -14,27 +14,21 @@ from paged_jax import Engine, EngineConfig, SamplingParams
 LENGTH = 48
 
 
-def rows_of(**digests):
-    return [
-        {"key": key, "details": {"workload": {"digest": digest}}}
-        for key, digest in digests.items()
+def test_a_request_is_compared_with_the_first_cell_that_served_it():
+    tokens = {
+        "a": {"one": [1, 2, 3], "two": [4, 5]},
+        "b": {"three": [9, 9, 9]},
+        "c": {"one": [1, 7, 3], "three": [9, 9, 9]},
+        "d": {"two": [4, 5], "three": [9, 8, 9]},
+    }
+    assert find_differences(tokens) == [
+        Difference("c", "a", "one", 1, 7, 2),
+        Difference("d", "b", "three", 1, 8, 9),
     ]
 
 
-def test_cells_are_compared_with_the_first_that_served_the_same_requests():
-    rows = rows_of(a="one", b="two", c="one", d="two")
-    tokens = {
-        "a": {"0": [1, 2, 3], "1": [4, 5]},
-        "b": {"0": [9, 9, 9], "1": [9, 9]},
-        "c": {"0": [1, 7, 3], "1": [4, 5]},
-        "d": {"0": [9, 9, 9], "1": [9, 9]},
-    }
-    assert find_differences(rows, tokens) == [Difference("c", "a", "0", 1, 7, 2)]
-
-
 def test_equal_tokens_have_no_difference():
-    tokens = {key: {"0": [1, 2]} for key in "ab"}
-    assert find_differences(rows_of(a="one", b="one"), tokens) == []
+    assert find_differences({key: {"one": [1, 2]} for key in "ab"}) == []
 
 
 @pytest.fixture(scope="module")

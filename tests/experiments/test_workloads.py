@@ -55,6 +55,12 @@ def test_a_text_that_is_too_long_loses_its_end(settings, tokenizer):
     assert workload.trimmed == sum(s != t for s, t in zip(shown, texts)) > 0
 
 
+def test_a_part_of_the_requests_is_the_first_ones(settings, tokenizer):
+    whole = build(settings, tokenizer).requests
+    part = build(dataclasses.replace(settings, part=0.3), tokenizer).requests
+    assert part == whole[:9]
+
+
 def test_offline_requests_are_all_there_at_time_0(settings, tokenizer):
     assert {r.arrival for r in build(settings, tokenizer).requests} == {0.0}
 
@@ -147,6 +153,7 @@ def test_the_prompts_that_ship_make_a_workload(tokenizer):
         ({"lengths": "sharegtp"}, "one of sharegpt, alpaca"),
         ({"prompt_lengths": "short"}, "one of drawn, as_is"),
         ({"num_requests": 0}, "workload.num_requests is 0; it must be 1 or more"),
+        ({"part": 0.0}, "workload.part is 0.0"),
         ({"length_scale": 0.0}, "workload.length_scale is 0.0"),
         ({"rate": -1.0}, "workload.rate is -1.0"),
         ({"arrival_steps": 0}, "workload.arrival_steps is 0"),
