@@ -75,7 +75,7 @@ def cell_details(run: Run) -> dict[str, Any]:
         "iterations": len(log),
         "total_slots": run.total_slots,
         "output_tokens": sum(len(r.token_ids) for r in run.served),
-        "prompt_tokens": sum(r.prompt_len for r in run.served),
+        "prompt_tokens": sum(len(r.prompt_ids) for r in run.served),
         "computed_tokens": int(log[:, Field.TOKENS].sum()),
         "recomputed_tokens": int(log[:, Field.RECOMPUTED].sum()),
         "copied_blocks": int(log[:, Field.COPIED_BLOCKS].sum()),

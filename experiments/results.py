@@ -227,7 +227,7 @@ def _output_line(served: Any) -> dict[str, Any]:
         "id": served.id,
         "digest": served.digest,
         "prompt_id": served.prompt_id,
-        "prompt_tokens": served.prompt_len,
+        "prompt_token_ids": list(served.prompt_ids),
         "arrival_s": round(served.arrival, 6),
         "first_token_s": round(served.first_token, 6),
         "finished_s": round(served.finished, 6),

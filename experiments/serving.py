@@ -28,7 +28,7 @@ class Served:
       id: the request.
       digest: is the same wherever the same is asked.
       prompt_id: the text it asked.
-      prompt_len: tokens of the prompt.
+      prompt_ids: tokens of the prompt.
       token_ids: generated tokens.
       text: their text.
       arrival: when it arrived, by the workload.
@@ -39,7 +39,7 @@ class Served:
     id: str
     digest: str
     prompt_id: str
-    prompt_len: int
+    prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
     arrival: float
@@ -248,7 +248,7 @@ def _served(request, outputs, rate, clock) -> Served:
         id=request.id,
         digest=request.digest,
         prompt_id=request.prompt_id,
-        prompt_len=len(request.tokens),
+        prompt_ids=tuple(request.tokens),
         token_ids=tuple(int(t) for t in completion.token_ids),
         text=completion.text,
         arrival=arrival,

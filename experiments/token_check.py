@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged_jax import LoadedModel, init_kv_cache
+from paged_jax import KVCache, LoadedModel, init_kv_cache
 from paged_jax.batch import TokenBatch
 from paged_jax.models import llama
+from paged_jax.models.config import ModelConfig
 from pallas_kernels.metadata import AttentionMetadata
 
 # Token ids of each request, by cell and by the request's digest.
@@ -103,6 +104,21 @@ def next_logits(
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(config, params, tokens, count):
     """Runs one sequence as one step, with the oracle of the attention backends."""
+    batch, cache = one_sequence(config, tokens, count)
+    logits, _ = llama.forward(config, params, batch, cache, "reference")
+    return logits[0]
+
+
+def one_sequence(
+    config: ModelConfig, tokens: jax.Array, count: jax.Array
+) -> tuple[TokenBatch, KVCache]:
+    """Returns a step that computes one whole sequence, and an empty cache for it.
+
+    Args:
+      config: the model's shape.
+      tokens: i32[N], the sequence, padded.
+      count: i32[], how many of them are real; the last one's logits are asked for.
+    """
     size = tokens.shape[0]
     num_blocks = -(-size // _BLOCK_SIZE)
     index = jnp.arange(size, dtype=jnp.int32)
@@ -132,5 +148,4 @@ def _forward(config, params, tokens, count):
         config.head_dim,
         jnp.dtype(config.dtype),
     )
-    logits, _ = llama.forward(config, params, batch, cache, "reference")
-    return logits[0]
+    return batch, cache

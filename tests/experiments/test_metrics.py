@@ -31,9 +31,9 @@ LOG = log_of(
 def run_of(log=LOG, served=None, **changes):
     served = served or [
         # 4 tokens: first after 1 s, then one a second.
-        Served("a", "d", "p", 10, (1, 2, 3, 4), "abcd", 0.0, 1.0, 4.0),
+        Served("a", "d", "p", (5,) * 10, (1, 2, 3, 4), "abcd", 0.0, 1.0, 4.0),
         # 1 token, 1 s after it arrived.
-        Served("b", "d", "p", 20, (1,), "a", 2.0, 3.0, 3.0),
+        Served("b", "d", "p", (5,) * 20, (1,), "a", 2.0, 3.0, 3.0),
     ]
     values = dict(
         served=served,
@@ -103,7 +103,7 @@ def test_the_breakdown_sums_to_1():
 
 def test_percentiles_are_over_requests():
     served = [
-        Served(str(i), "d", "p", 1, (1, 2), "ab", 0.0, float(i), float(2 * i))
+        Served(str(i), "d", "p", (5,), (1, 2), "ab", 0.0, float(i), float(2 * i))
         for i in range(101)
     ]
     metrics = cell_metrics(run_of(served=served))
@@ -112,7 +112,7 @@ def test_percentiles_are_over_requests():
 
 
 def test_requests_of_one_token_have_no_time_between_tokens():
-    served = [Served("a", "d", "p", 1, (1,), "a", 0.0, 1.0, 1.0)]
+    served = [Served("a", "d", "p", (5,), (1,), "a", 0.0, 1.0, 1.0)]
     assert cell_metrics(run_of(served=served))["tpot_s"] == {"p50": 0.0, "p99": 0.0}
 
 
