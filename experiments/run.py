@@ -106,7 +106,7 @@ class Experiment:
     def run(self) -> None:
         """Runs the cells that have no results yet, then writes the summary."""
         folder = self.folder = self._open_folder()
-        self._console.print(f"results: {folder.path}", markup=False)
+        self._console.print(f"results: {folder.path}", markup=False, soft_wrap=True)
         waiting = [cell for cell in self.cells if cell.key not in folder.rows]
         if len(waiting) < len(self.cells):
             done = len(self.cells) - len(waiting)
@@ -244,7 +244,8 @@ class Experiment:
             console.print(gains)
         if claims:
             console.print(tables.claims_table(claims))
-        console.print(f"report: {folder.path / 'report.html'}", markup=False)
+        report_path = folder.path / "report.html"
+        console.print(f"report: {report_path}", markup=False, soft_wrap=True)
 
     def _with_gaps(
         self, differences: list[Difference], tokens: Tokens
