@@ -7,11 +7,15 @@ register it in `MANAGERS`.
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 
 from paged_jax import contiguous_memory, paged_memory
+
+# (prompt_len, output_len, max_model_len) -> tokens to reserve.
+Reserve = Callable[[int, int, int], int]
 
 
 class MemoryManager(NamedTuple):
@@ -34,7 +38,7 @@ class MemoryManager(NamedTuple):
       grows: whether sequences take blocks while they run (and so may be preempted).
     """
 
-    reserve: Callable[[int, int, int], int]
+    reserve: Reserve
     init: Callable[..., Any]
     fits: Callable[..., jax.Array]
     grant: Callable[..., tuple]
@@ -57,29 +61,17 @@ def reserve_nothing(prompt_len: int, output_len: int, max_model_len: int) -> int
     return 0
 
 
-PAGED = MemoryManager(
-    reserve=reserve_nothing,
-    init=paged_memory.init_pool,
-    fits=paged_memory.fits,
-    grant=paged_memory.grant,
-    release=paged_memory.release,
-    peak_blocks=paged_memory.peak_blocks,
-    num_free=paged_memory.num_free,
-    grows=True,
-)
-
-
-def _contiguous(reserve: Callable[[int, int, int], int]) -> MemoryManager:
-    """Returns a manager that reserves `reserve(...)` tokens in one run of blocks."""
+def _manager(memory: ModuleType, reserve: Reserve, grows: bool) -> MemoryManager:
+    """Returns the manager whose device functions are those of a module."""
     return MemoryManager(
         reserve=reserve,
-        init=contiguous_memory.init_pool,
-        fits=contiguous_memory.fits,
-        grant=contiguous_memory.grant,
-        release=contiguous_memory.release,
-        peak_blocks=contiguous_memory.peak_blocks,
-        num_free=contiguous_memory.num_free,
-        grows=False,
+        init=memory.init_pool,
+        fits=memory.fits,
+        grant=memory.grant,
+        release=memory.release,
+        peak_blocks=memory.peak_blocks,
+        num_free=memory.num_free,
+        grows=grows,
     )
 
 
@@ -101,8 +93,8 @@ def reserve_oracle(prompt_len: int, output_len: int, max_model_len: int) -> int:
 
 
 MANAGERS: dict[str, MemoryManager] = {
-    "paged": PAGED,
-    "max": _contiguous(reserve_max),
-    "pow2": _contiguous(reserve_pow2),
-    "oracle": _contiguous(reserve_oracle),
+    "paged": _manager(paged_memory, reserve_nothing, grows=True),
+    "max": _manager(contiguous_memory, reserve_max, grows=False),
+    "pow2": _manager(contiguous_memory, reserve_pow2, grows=False),
+    "oracle": _manager(contiguous_memory, reserve_oracle, grows=False),
 }
