@@ -80,7 +80,7 @@ class Service:
 
     def some_request(self):
         live = [n for n in self.expected if n not in self.outputs]
-        live = [n for n in live if n in self.engine._records]
+        live = [n for n in live if n in self.engine._table.records]
         return self.rng.choice(live) if live else None
 
     def abort(self):
