@@ -46,7 +46,7 @@ def _run(config, manager, state: SchedulerState):
 
     def body(state):
         state, plan = schedule(config, manager, state)
-        return commit(write_log(config, manager, state, plan), plan, samples)
+        return commit(config, write_log(config, manager, state, plan), plan, samples)
 
     def goes_on(state):
         return has_work(state) & (state.log_count < LOG_LENGTH)
