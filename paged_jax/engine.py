@@ -74,7 +74,8 @@ class Engine:
         self._table = RequestTable(self._device, manager, config, self._static, seed)
         self._ready: list[RequestOutput] = []
         self._arrivals = 0
-        self._lengths: list[tuple[int, int]] = []  # of prompts and outputs asked for
+        # Of each request: tokens of the prompt and of an output, and number of outputs.
+        self._lengths: list[tuple[int, int, int]] = []
 
     @classmethod
     def from_pretrained(
@@ -154,7 +155,7 @@ class Engine:
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
-        self._lengths.append((len(tokens), params.max_tokens))
+        self._lengths.append((len(tokens), params.max_tokens, params.num_sequences))
         self._table.add(record)
         return name
 
@@ -168,7 +169,6 @@ class Engine:
         if record is None:
             raise RequestError(f"no request {request_id!r} is being served")
         if self._table.withdraw(record):
-            record.end_now()
             self._ready.append(record.output("abort"))
         else:
             self._table.cancel(record)

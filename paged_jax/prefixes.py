@@ -44,8 +44,9 @@ class Prefixes:
 
     def settle(self, record: RequestRecord, report: Report) -> None:
         """Notes where a prefix is held, or that it cannot be."""
-        if record.status == RequestStatus.HELD and record.row is None:
-            record.row = int(np.flatnonzero(report.row == record.slot)[0])
+        (sequence,) = record.sequences
+        if sequence.status == RequestStatus.HELD and record.row is None:
+            record.row = int(np.flatnonzero(report.row == sequence.slot)[0])
         elif record.ended:
             record.failed = True
 

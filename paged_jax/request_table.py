@@ -13,6 +13,7 @@ from paged_jax.prefixes import Prefixes
 from paged_jax.programs import Report
 from paged_jax.request_record import RequestRecord
 from paged_jax.requests import RequestStatus
+from paged_jax.sequence_record import SequenceRecord
 
 
 class RequestTable:
@@ -62,12 +63,12 @@ class RequestTable:
 
     def release(self, prefix: RequestRecord) -> None:
         """Lets a prefix go that `prefixes` has forgotten."""
-        self._device.cancel(_slots([prefix]), RequestStatus.ABORTED)
+        self._device.cancel(_slots(prefix.sequences), RequestStatus.ABORTED)
         self._free([prefix])
 
     def cancel(self, record: RequestRecord) -> None:
         """Ends a request on the device; the next step returns it."""
-        self._device.cancel(_slots([record]), RequestStatus.ABORTED)
+        self._device.cancel(_slots(record.sequences), RequestStatus.ABORTED)
 
     def step(self, steps: int) -> list[RequestOutput]:
         """Takes at most `steps` steps; returns what has ended, or streams and grew."""
@@ -76,57 +77,74 @@ class RequestTable:
 
     def _fill_slots(self) -> None:
         """Moves requests from the host's queue to free slots on the device."""
-        while self._backlog and self._free_slots:
-            batch = []
-            while (
-                self._backlog and self._free_slots and len(batch) < self._device.width
-            ):
-                record = self._backlog.popleft()
-                record.slot = self._free_slots.popleft()
-                record.prefix_row = self.prefixes.row_for(record.tokens)
-                batch.append(
-                    record.new_request(self._config, self._manager, self._seed)
-                )
+        batch = []
+        while self._backlog:
+            count = len(self._backlog[0].sequences)
+            if count > len(self._free_slots):
+                break
+            if len(batch) + count > self._device.width:
+                self._device.submit(batch)
+                batch = []
+            record = self._backlog.popleft()
+            for sequence in record.sequences:
+                sequence.slot = self._free_slots.popleft()
+            record.prefix_row = self.prefixes.row_for(record.tokens)
+            batch += record.new_requests(self._config, self._manager, self._seed)
+        if batch:
             self._device.submit(batch)
 
     def _gather(self, report: Report) -> list[RequestOutput]:
         """Reads what the report says is new, and frees the slots of ended requests."""
         changed: list[RequestRecord] = []
+        to_read: list[SequenceRecord] = []
         for record in [*self.records.values(), *self.prefixes.records.values()]:
-            if record.slot is None:
-                continue
-            new_tokens = record.update(
-                RequestStatus(int(report.status[record.slot])),
-                int(report.length[record.slot]),
-                np.asarray(report.timeline[record.slot]),
-                self._device.time_of,
-            )
-            self._device.stats.output_tokens += new_tokens
+            grown = self._update(record, report)
             if record.is_prefix:
                 self.prefixes.settle(record, report)
                 if record.failed:
                     self._free([record])
-            elif record.ended or (record.read_early and new_tokens):
+            elif grown:
                 changed.append(record)
-        outputs = self._device.collect(_slots(changed))
-        for record, output in zip(changed, outputs, strict=True):
-            record.take_tokens(output)
-        stopped = [r for r in changed if r.stop_string_found and not r.ended]
+                to_read += grown
+        outputs = self._device.collect(_slots(to_read))
+        for sequence, output in zip(to_read, outputs, strict=True):
+            sequence.take_tokens(output)
+        stopped = [s for s in to_read if s.ended and not s.ended_on_device]
         self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
-        done = [r for r in changed if r.ended or r.stop_string_found]
+        done = [r for r in changed if r.ended]
         self._free(done)
         for record in done:
-            record.end_now()
             del self.records[record.name]
-        return [r.output() for r in changed if r.stream or r in done]
+        return [r.output() for r in changed if r.streams or r in done]
+
+    def _update(self, record: RequestRecord, report: Report) -> list[SequenceRecord]:
+        """Takes note of a report; returns the sequences with something to read."""
+        grown = []
+        for sequence in record.sequences:
+            if sequence.slot is None or sequence.ended:
+                continue
+            new_tokens = sequence.update(
+                RequestStatus(int(report.status[sequence.slot])),
+                int(report.length[sequence.slot]),
+                np.asarray(report.timeline[sequence.slot]),
+                self._device.time_of,
+            )
+            self._device.stats.output_tokens += new_tokens
+            if sequence.ended or (record.read_early and new_tokens):
+                grown.append(sequence)
+        return grown
 
     def _free(self, records: list[RequestRecord]) -> None:
-        """Frees the slots of records that are done with."""
-        self._device.clear(_slots(records))
-        self._free_slots.extend(_slots(records))
-        for record in records:
-            record.slot = None
+        """Frees the slots of records that are done with.
+
+        All slots of a request at once: the first one stands for the others.
+        """
+        sequences = [s for record in records for s in record.sequences]
+        self._device.clear(_slots(sequences))
+        self._free_slots.extend(_slots(sequences))
+        for sequence in sequences:
+            sequence.slot = None
 
 
-def _slots(records: Sequence[RequestRecord]) -> list[int]:
-    return [record.slot for record in records if record.slot is not None]
+def _slots(sequences: Sequence[SequenceRecord]) -> list[int]:
+    return [sequence.slot for sequence in sequences if sequence.slot is not None]

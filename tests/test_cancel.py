@@ -23,7 +23,7 @@ def engine(shared):
 
 def status_of(engine, name):
     """Where the device says a request stands; None if it is not there."""
-    slot = engine._table.records[name].slot
+    slot = engine._table.records[name].sequences[0].slot
     if slot is None:
         return None
     return RequestStatus(int(engine.state.scheduler.requests.status[slot]))
@@ -98,7 +98,7 @@ def test_preempted():
         waiting = [n for n in names if status_of(engine, n) == RequestStatus.WAITING]
     assert waiting == [names[-1]], "the latest arrival is preempted first"
     known = int(
-        engine.state.scheduler.requests.length[engine._table.records[names[-1]].slot]
+        engine.state.scheduler.requests.length[engine._table.records[names[-1]].sequences[0].slot]
     )
     completion, others = aborted(engine, names[-1])
     assert len(completion.token_ids) == known - 8 > 0
@@ -152,7 +152,7 @@ def test_a_slot_serves_again_while_its_static_batch_goes_on():
     # The row of the first one is kept until the batch ends, and names that slot.
     sequences = engine.state.scheduler.sequences
     assert sequences.status[row] == SequenceStatus.FINISHED
-    assert sequences.request[row] == engine._table.records[last].slot
+    assert sequences.request[row] == engine._table.records[last].sequences[0].slot
     completion, others = aborted(engine, last)
     assert completion.token_ids == () and first not in others
     assert {len(o.outputs[0].token_ids) for o in others.values()} == {20}
