@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.block_pool import BlockPool
 from paged_jax.commit import commit
 from paged_jax.config import EngineConfig
+from paged_jax.invariants import check_blocks, check_groups
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.sampling import Samples
 from paged_jax.scheduler import schedule
@@ -44,48 +46,69 @@ def _run(config, manager, state: SchedulerState):
         jnp.zeros((rows, 0), jnp.float32),
     )
 
-    def body(state):
+    def body(carry):
+        state, sound = carry
         state, plan = schedule(config, manager, state)
-        return commit(config, write_log(config, manager, state, plan), plan, samples)
+        state = commit(config, write_log(config, manager, state, plan), plan, samples)
+        holds = check_groups(state)
+        if isinstance(state.pool, BlockPool):
+            holds |= check_blocks(state.pool, state.sequences)
+        return state, {name: sound[name] & holds[name] for name in holds}
 
-    def goes_on(state):
+    def goes_on(carry):
+        state, _ = carry
         return has_work(state) & (state.log_count < LOG_LENGTH)
 
-    return jax.lax.while_loop(goes_on, body, state)
+    names = [*check_groups(state)]
+    if isinstance(state.pool, BlockPool):
+        names += check_blocks(state.pool, state.sequences)
+    start = state, {name: jnp.bool_(True) for name in names}
+    return jax.lax.while_loop(goes_on, body, start)
 
 
 def run_schedule(
-    config: EngineConfig, lengths: list[tuple[int, int]]
+    config: EngineConfig, lengths: list[tuple[int, int | tuple[int, ...]]]
 ) -> tuple[dict[str, np.ndarray], SchedulerState]:
     """Serves requests of (prompt, output) lengths, all known at the start.
 
+    A request with several output lengths has as many sequences. The invariants are
+    checked after each step.
+
     Returns:
-      Each column of the log, and the state at the end.
+      Each column of the log, and the state at the end; sequences are in the slots in
+      their order.
     """
     manager = MANAGERS[config.memory]
     static = config.step_config()
     state = init_scheduler(static, manager, config.batching == "static")
     state = jax.tree.map(lambda x: x.copy(), state)
-    new = [
-        NewRequest(
-            slot=i,
-            tokens=[7] * prompt,
-            max_len=prompt + output,
-            reserved_len=manager.reserve(prompt, output, config.max_model_len),
-            arrival=i,
-            prefix_row=-1,
-            stop_ids=[],
-            temperature=0.0,
-            top_p=1.0,
-            min_p=0.0,
-            top_k=0,
-            key=(0, 0),
-        )
-        for i, (prompt, output) in enumerate(lengths)
-    ]
+    new = []
+    for arrival, (prompt, outputs) in enumerate(lengths):
+        outputs = (outputs,) if isinstance(outputs, int) else outputs
+        leader = len(new)
+        new += [
+            NewRequest(
+                slot=leader + i,
+                tokens=[7] * prompt,
+                max_len=prompt + output,
+                reserved_len=manager.reserve(prompt, output, config.max_model_len),
+                arrival=arrival,
+                prefix_row=-1,
+                stop_ids=[],
+                temperature=0.0,
+                top_p=1.0,
+                min_p=0.0,
+                top_k=0,
+                key=(0, 0),
+                group=leader,
+                sample=i,
+            )
+            for i, output in enumerate(outputs)
+        ]
     packed = pack_requests(static, new, config.max_requests)
     state = _submit(state, packed)
-    state = _run(static, manager.on_device(), state)
+    state, sound = _run(static, manager.on_device(), state)
+    assert all(sound.values()), [name for name, holds in sound.items() if not holds]
     count = int(state.log_count)
     assert count < LOG_LENGTH, "the run did not end"
     log = np.asarray(state.log)[:count].astype(int)

@@ -98,7 +98,9 @@ def test_preempted():
         waiting = [n for n in names if status_of(engine, n) == RequestStatus.WAITING]
     assert waiting == [names[-1]], "the latest arrival is preempted first"
     known = int(
-        engine.state.scheduler.requests.length[engine._table.records[names[-1]].sequences[0].slot]
+        engine.state.scheduler.requests.length[
+            engine._table.records[names[-1]].sequences[0].slot
+        ]
     )
     completion, others = aborted(engine, names[-1])
     assert len(completion.token_ids) == known - 8 > 0

@@ -34,8 +34,8 @@ REFUSED = [
     ({"max_n": 0}, "max_n is 0; it must be 1 or more"),
     (
         {"max_n": 9, "max_seqs": 8},
-        "max_n is 9 and max_seqs 8; the sequences of a request run at once: lower max_n "
-        "or raise max_seqs",
+        "max_n is 9 and max_seqs 8; the sequences of a request run at once: lower "
+        "max_n or raise max_seqs",
     ),
     ({"max_n": 9, "max_requests": 8}, "max_n is 9 and max_requests 8; the sequences"),
     ({"token_budget": -1}, "token_budget is -1; it must be 1 or more"),
