@@ -127,14 +127,18 @@ def goals(config: StepConfig, state: SchedulerState) -> jax.Array:
     """Returns i32[S]: tokens that each row is to have computed before anything else.
 
     All that are known; the prompt's for a carrier, since what follows is written to
-    blocks that must not yet be shared.
+    blocks that must not yet be shared. If all others of its group have ended before
+    they were forked, it has no blocks for what follows, and takes one in a step.
     """
-    requests, slot = state.requests, state.sequences.request
+    sequences, requests = state.sequences, state.requests
+    slot, size = sequences.request, config.block_size
     known = requests.length[slot]
     if not config.groups:
         return known
+    in_reach = jnp.maximum(sequences.num_blocks, sequences.length // size + 1) * size
     carriers = carrying(state, prompt_rows(state))
-    return jnp.where(carriers, requests.prompt_len[slot], known)
+    prompt_len = requests.prompt_len[slot]
+    return jnp.minimum(jnp.where(carriers, prompt_len, known), in_reach)
 
 
 def promised(config: StepConfig, state: SchedulerState) -> jax.Array:

@@ -35,7 +35,7 @@ def schedule_seconds(
       max_iterations: where a long run is cut.
     """
     manager = MANAGERS[config.memory]
-    static = dataclasses.replace(config, record=False).step_config()
+    static = dataclasses.replace(config, record=False, max_logprobs=0).step_config()
     program = Program(static, NoModel(), manager.on_device())
     dtype = jnp.dtype(jnp.float32)
     cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)

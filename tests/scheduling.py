@@ -51,6 +51,8 @@ def _run(config, manager, state: SchedulerState):
         state, plan = schedule(config, manager, state)
         state = commit(config, write_log(config, manager, state, plan), plan, samples)
         holds = check_groups(state)
+        slots = state.sequences.num_blocks * config.block_size
+        holds["tokens have slots"] = jnp.all(state.sequences.length <= slots)
         if isinstance(state.pool, BlockPool):
             holds |= check_blocks(state.pool, state.sequences)
         return state, {name: sound[name] & holds[name] for name in holds}
@@ -59,7 +61,7 @@ def _run(config, manager, state: SchedulerState):
         state, _ = carry
         return has_work(state) & (state.log_count < LOG_LENGTH)
 
-    names = [*check_groups(state)]
+    names = [*check_groups(state), "tokens have slots"]
     if isinstance(state.pool, BlockPool):
         names += check_blocks(state.pool, state.sequences)
     start = state, {name: jnp.bool_(True) for name in names}

@@ -25,6 +25,7 @@ class Sequence:
     table: list = dataclasses.field(default_factory=list)
     row: int = 0  # the lowest free one; rows are released in order
     carrier: "Sequence | None" = None  # who computes its prompt, until it is forked
+    leader: "Sequence | None" = None  # the first of its request
     ended: bool = False
     timeline: list = dataclasses.field(default_factory=lambda: [-1, -1, -1])
 
@@ -57,6 +58,9 @@ class SchedulerOracle:
     def __init__(self, rules: Rules, requests: list[list[Sequence]]):
         self.rules = rules
         self.waiting = list(requests)
+        for sequences in requests:
+            for sequence in sequences:
+                sequence.leader = sequences[0]
         self.batch: list[Sequence] = []
         self.users = collections.Counter()  # block -> tables that name it
         self.names = itertools.count()
@@ -299,9 +303,9 @@ class SchedulerOracle:
             if len(self.writes(chunks)) + tails <= self.free:
                 return preempted, lost
             going = [s for s in self.batch if not s.ended]
-            last = max(s.arrival for s in going)
+            victim = max(going, key=lambda s: (s.arrival, -s.row))
             group = sorted(
-                (s for s in going if s.arrival == last), key=lambda s: s.name
+                (s for s in going if s.leader is victim.leader), key=lambda s: s.name
             )
             in_prompt = [min(s.cached, s.prompt) for s in group]
             lost += max(in_prompt) + sum(s.cached for s in group) - sum(in_prompt)
