@@ -187,6 +187,9 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     state = dataclasses.replace(state, scheduler=scheduler)
     cache, samples = _in_bucket(program, params, state, plan)
     scheduler = write_log(program.config, program.manager, scheduler, plan)
+    if program.config.groups:
+        # The log has read the counts before forks change them, in place.
+        scheduler = jax.lax.optimization_barrier(scheduler)
     return EngineState(commit(program.config, scheduler, plan, samples), cache)
 
 

@@ -221,7 +221,7 @@ class Contention:
 
 
 def test_members_that_ended_stay_ended_when_the_others_are_preempted(engine):
-    params = drawn(24, seed=3, n=2, temperature=2.0)
+    params = drawn(24, seed=2, n=2, temperature=2.0)
     free = all_tokens(generate_one(engine, params, LONG))
     # The first one, which stands for the request in the queue, stops at once.
     assert free[0][0] not in free[1], "choose another seed"
