@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from paged_jax.block_pool import hold, take
 from paged_jax.config import StepConfig
-from paged_jax.groups import prompt_rows
+from paged_jax.groups import prompts
 from paged_jax.sequences import SequenceStatus, blocks_for
 from paged_jax.state import SchedulerState
 
@@ -21,10 +21,10 @@ def due(state: SchedulerState, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Returns:
       bool[S], UNFORKED rows whose carrier has the whole prompt by then; i32[S], see
-      `prompt_rows`.
+      `Prompts.source`.
     """
     sequences, requests = state.sequences, state.requests
-    source = prompt_rows(state)
+    source = prompts(state).source
     unforked = sequences.status == SequenceStatus.UNFORKED
     computed = (sequences.length + chunk)[source]
     return unforked & (computed >= requests.prompt_len[sequences.request]), source
@@ -40,11 +40,14 @@ def blocks_to_fork(
     """
     requests, slot = state.requests, state.sequences.request
     forks, source = due(state, chunk)
-    size = config.block_size
-    tail = blocks_for(requests.length[slot], size)
-    tail -= blocks_for(requests.prompt_len[slot], size)
-    carriers = jnp.zeros_like(forks).at[source].max(forks)
-    return jnp.sum(jnp.where(forks | carriers, tail, 0), dtype=jnp.int32)
+
+    def count() -> jax.Array:
+        tail = blocks_for(requests.length[slot], config.block_size)
+        tail -= blocks_for(requests.prompt_len[slot], config.block_size)
+        carriers = jnp.zeros_like(forks).at[source].max(forks)
+        return jnp.sum(jnp.where(forks | carriers, tail, 0), dtype=jnp.int32)
+
+    return jax.lax.cond(jnp.any(forks), count, lambda: jnp.int32(0))
 
 
 def fork_due(
@@ -89,10 +92,8 @@ def fork_due(
         )
         return pool, sequences, left.at[row].set(False)
 
-    carriers = jnp.zeros_like(forks).at[source].max(forks)
+    left = forks | jnp.zeros_like(forks).at[source].max(forks)
     pool, sequences, _ = jax.lax.while_loop(
-        lambda carry: jnp.any(carry[2]),
-        fork_first,
-        (state.pool, state.sequences, forks | carriers),
+        lambda carry: jnp.any(carry[2]), fork_first, (state.pool, state.sequences, left)
     )
     return dataclasses.replace(state, pool=pool, sequences=sequences)

@@ -8,6 +8,8 @@ group in the queue.
 Where memory is not shared there are no groups: each sequence is a request of its own.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -103,24 +105,36 @@ def _blocks(
     return whole + jnp.sum(own, dtype=jnp.int32)
 
 
-def prompt_rows(state: SchedulerState) -> jax.Array:
-    """Returns i32[S]: the carrier's row for each UNFORKED row, for others the row."""
+class Prompts(NamedTuple):
+    """Who computes a prompt for whom.
+
+    Attributes:
+      source: i32[S]. The carrier's row for each UNFORKED row, its own for others.
+      carries: bool[S]. Rows that others wait for.
+    """
+
+    source: jax.Array
+    carries: jax.Array
+
+
+def prompts(state: SchedulerState) -> Prompts:
+    """Finds the carriers; nothing to do in a step in which nobody waits for one."""
     sequences, requests = state.sequences, state.requests
     rows = jnp.arange(sequences.num_rows, dtype=jnp.int32)
-    group = requests.group[sequences.request]
-    running = sequences.status == SequenceStatus.RUNNING
-    # A group with an UNFORKED row has one that is RUNNING: its carrier.
-    row_of = jnp.zeros(requests.null + 1, jnp.int32)
-    row_of = row_of.at[jnp.where(running, group, requests.null)].max(rows)
     unforked = sequences.status == SequenceStatus.UNFORKED
-    return jnp.where(unforked, row_of[group], rows)
 
+    def find() -> Prompts:
+        group = requests.group[sequences.request]
+        running = sequences.status == SequenceStatus.RUNNING
+        # A group with an UNFORKED row has one that is RUNNING: its carrier.
+        row_of = jnp.zeros(requests.null + 1, jnp.int32)
+        row_of = row_of.at[jnp.where(running, group, requests.null)].max(rows)
+        source = jnp.where(unforked, row_of[group], rows)
+        return Prompts(source, jnp.zeros_like(unforked).at[source].max(unforked))
 
-def carrying(state: SchedulerState, source: jax.Array) -> jax.Array:
-    """Returns bool[S]: rows that compute a prompt for others; `source` i32[S]."""
-    unforked = state.sequences.status == SequenceStatus.UNFORKED
-    sharers = jnp.zeros(unforked.shape[0], jnp.int32)
-    return sharers.at[source].add(unforked.astype(jnp.int32)) > 0
+    return jax.lax.cond(
+        jnp.any(unforked), find, lambda: Prompts(rows, jnp.zeros_like(unforked))
+    )
 
 
 def goals(config: StepConfig, state: SchedulerState) -> jax.Array:
@@ -136,9 +150,9 @@ def goals(config: StepConfig, state: SchedulerState) -> jax.Array:
     if not config.groups:
         return known
     in_reach = jnp.maximum(sequences.num_blocks, sequences.length // size + 1) * size
-    carriers = carrying(state, prompt_rows(state))
     prompt_len = requests.prompt_len[slot]
-    return jnp.minimum(jnp.where(carriers, prompt_len, known), in_reach)
+    goal = jnp.where(prompts(state).carries, prompt_len, known)
+    return jnp.minimum(goal, in_reach)
 
 
 def promised(config: StepConfig, state: SchedulerState) -> jax.Array:
@@ -150,13 +164,17 @@ def promised(config: StepConfig, state: SchedulerState) -> jax.Array:
         return jnp.int32(0)
     requests, slot = state.requests, state.sequences.request
     size = config.block_size
-    prompt_len = requests.prompt_len[slot]
-    need = blocks_for(jnp.maximum(requests.length[slot], prompt_len + 1), size)
     unforked = state.sequences.status == SequenceStatus.UNFORKED
-    carriers = carrying(state, prompt_rows(state))
-    blocks = jnp.where(unforked, need - prompt_len // size, 0)
-    blocks += jnp.where(carriers, need - blocks_for(prompt_len, size), 0)
-    return jnp.sum(blocks, dtype=jnp.int32)
+
+    def count() -> jax.Array:
+        prompt_len = requests.prompt_len[slot]
+        need = blocks_for(jnp.maximum(requests.length[slot], prompt_len + 1), size)
+        blocks = jnp.where(unforked, need - prompt_len // size, 0)
+        carries = prompts(state).carries
+        blocks += jnp.where(carries, need - blocks_for(prompt_len, size), 0)
+        return jnp.sum(blocks, dtype=jnp.int32)
+
+    return jax.lax.cond(jnp.any(unforked), count, lambda: jnp.int32(0))
 
 
 def rows_of_group(state: SchedulerState, row: jax.Array) -> jax.Array:
