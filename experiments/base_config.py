@@ -39,7 +39,8 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.chunked_prefill = True
     # The paper's 1% is 10 of its 983 blocks; 10 of the 128 here are 8%.
     config.engine.watermark = 0.08
-    config.engine.attention_backend = "xla"
+    config.engine.attention_backend = "auto"
+    config.engine.products = "auto"
     config.engine.dtype = "float32"
     config.engine.steps_per_sync = 32
 

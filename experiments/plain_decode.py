@@ -67,7 +67,7 @@ def _choices(config, params, tokens, count):
     """Returns the likeliest next token at each position, and its lead over the real."""
     batch, cache = one_sequence(config, tokens, count)
     everywhere = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    batch = batch._replace(sample_index=everywhere)
+    batch = batch._replace(sample_index=everywhere, num_samples=count)
     logits, _ = llama.forward(config, params, batch, cache, "reference")
     following = jnp.roll(tokens, -1)
     real = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]

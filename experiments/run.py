@@ -32,6 +32,7 @@ from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
 from paged_jax.models.checkpoint import CheckpointError
 from paged_jax.models.load import load_model
+from paged_jax.models.packed import pack_model
 from paged_jax.sampling_params import RequestError
 
 EXIT_BAD_INPUT = 2
@@ -185,10 +186,12 @@ class Experiment:
         gc.collect()
 
     def _model(self, cell: Cell) -> Any:
-        name, dtype = cell.model, cell.engine.dtype
-        if (name, dtype) not in self._models:
-            self._models = {(name, dtype): load_model(name, dtype)}
-        return self._models[name, dtype]
+        engine = cell.engine
+        key = cell.model, engine.dtype, engine.products
+        if key not in self._models:
+            model = load_model(cell.model, engine.dtype)
+            self._models = {key: pack_model(model, engine.products)}
+        return self._models[key]
 
     def _workload(self, cell: Cell, model: Any) -> Workload:
         key = (cell.model, cell.seed, cell.workload, cell.engine.max_model_len)

@@ -5,7 +5,8 @@ import dataclasses
 MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute",)
-ATTENTION_BACKENDS = ("reference", "xla", "pallas")
+ATTENTION_BACKENDS = ("auto", "reference", "xla", "cpu", "pallas")
+PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -40,7 +41,10 @@ class EngineConfig:
         batch runs until its longest member ends).
       sharing: whether registered prefixes share their blocks; paged memory only.
       preemption: what happens to the latest-arrived sequence when blocks run out.
-      attention_backend: `reference`, `xla` or `pallas` (NVIDIA GPUs, jax >= 0.11).
+      attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA GPUs, jax >=
+        0.11), or `auto`: `cpu` where it takes the model, else `xla`.
+      products: what multiplies with the weights: `auto`, which packs them for our own
+        code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`.
       kv_dtype: dtype of the KV cache; None: that of the weights.
       steps_per_sync: most steps the device runs before the host looks.
@@ -64,7 +68,8 @@ class EngineConfig:
     batching: str = "continuous"
     sharing: bool = True
     preemption: str = "recompute"
-    attention_backend: str = "xla"
+    attention_backend: str = "auto"
+    products: str = "auto"
     dtype: str = "float32"
     kv_dtype: str | None = None
     steps_per_sync: int = 16
@@ -79,6 +84,7 @@ class EngineConfig:
         _check_choice("batching", self.batching, BATCHING)
         _check_choice("preemption", self.preemption, PREEMPTION)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_choice("products", self.products, PRODUCTS)
         _check_choice("dtype", self.dtype, DTYPES)
         if self.kv_dtype is not None:
             _check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -152,7 +158,6 @@ class EngineConfig:
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
-            attention_backend=self.attention_backend,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
             log_length=self.steps_per_sync if self.record else 0,
@@ -181,7 +186,6 @@ class StepConfig:
       chunked_prefill: whether a prompt may be spread over steps.
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
-      attention_backend: which kernel.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
       log_length: rows of the log; 0 compiles the recording out.
@@ -199,7 +203,6 @@ class StepConfig:
     chunked_prefill: bool
     watermark_blocks: int
     sharing: bool
-    attention_backend: str
     max_stop_ids: int
     max_logprobs: int
     log_length: int

@@ -13,8 +13,9 @@ from paged_jax.config import ConfigError, EngineConfig
 from paged_jax.device_loop import DeviceLoop
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.memory_plan import MemoryPlan
-from paged_jax.model_forward import ModelForward
+from paged_jax.model_forward import ModelForward, choose_backend
 from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
+from paged_jax.models.packed import pack_model
 from paged_jax.outputs import RequestOutput
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.programs import Report
@@ -61,7 +62,7 @@ class Engine:
           ConfigError: a setting that does not go with the model.
         """
         self.config = config = config or EngineConfig()
-        self.model = model
+        self.model = model = pack_model(model, config.products)
         self.tokenizer = model.tokenizer
         if config.dtype != model.config.dtype:
             raise ConfigError(
@@ -70,7 +71,12 @@ class Engine:
             )
         self._static = config.step_config()
         self._manager = MANAGERS[config.memory]
-        forward = ModelForward(model.config, config.attention_backend)
+        backend = choose_backend(
+            config.attention_backend,
+            model.config.head_dim,
+            config.kv_dtype or model.config.dtype,
+        )
+        forward = ModelForward(model.config, backend)
         program = Program(self._static, forward, self._manager.on_device(), victim)
         self._device = DeviceLoop(
             program, self._manager, config, model.config, model.params

@@ -19,7 +19,8 @@ REFUSED = [
     ({"preemption": "swap"}, "preemption is 'swap'; it must be one of recompute"),
     (
         {"attention_backend": "triton"},
-        "attention_backend is 'triton'; it must be one of reference, xla, pallas",
+        "attention_backend is 'triton'; it must be one of "
+        "auto, reference, xla, cpu, pallas",
     ),
     ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16"),
     (
