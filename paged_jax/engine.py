@@ -1,6 +1,8 @@
 """The engine: requests in, text out; the host's side of the serving loop."""
 
 import dataclasses
+import operator
+import reprlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -162,7 +164,8 @@ class Engine:
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
-        self._lengths.append((len(tokens), params.max_tokens))
+        output = params.most_tokens(config.max_model_len - len(tokens))
+        self._lengths.append((len(tokens), output))
         self._records[name] = record
         self._backlog.append(record)
         return name
@@ -440,10 +443,16 @@ class Engine:
                 prompt, add_special_tokens=add_special_tokens
             )
         else:
-            tokens = prompt
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise RequestError(
+                    f"a prompt is {reprlib.repr(prompt)}; it must be text or a list of "
+                    "token ids"
+                ) from None
         if len(tokens) == 0:
             raise RequestError("the prompt is empty; give it at least one token")
-        return tuple(int(token) for token in tokens)
+        return tuple(tokens)
 
     def _flush_backlog(self) -> None:
         """Moves requests from the host's backlog to free slots on the device."""
@@ -521,6 +530,11 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns prompts as a list; one text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)):
+        raise RequestError(
+            f"prompts is {reprlib.repr(prompts)}; it must be a prompt or a list of "
+            "prompts, each text or a list of token ids"
+        )
     if len(prompts) and isinstance(prompts[0], (int, np.integer)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

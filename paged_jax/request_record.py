@@ -109,7 +109,7 @@ class RequestRecord:
     ) -> NewRequest:
         """Returns what goes to the device."""
         params, size = self.params, len(self.tokens)
-        output = min(params.max_tokens, config.max_model_len - size)
+        output = params.most_tokens(config.max_model_len - size)
         if params.seed is None:
             key = (1 + seed, self.arrival % 2**32)  # apart from the keys of given seeds
         else:
@@ -126,7 +126,7 @@ class RequestRecord:
             temperature=params.temperature,
             top_p=params.top_p,
             min_p=params.min_p,
-            top_k=max(params.top_k, 0),
+            top_k=min(max(params.top_k, 0), 2**31 - 1),
             key=key,
         )
 

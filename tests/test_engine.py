@@ -98,6 +98,19 @@ def test_the_sequence_ends_at_the_model_length(engine):
     assert output.finish_reason == "length"
 
 
+def test_without_max_tokens_the_model_length_ends_the_sequence(engine):
+    output = generate_one(engine, [3] * 50, greedy(None))
+    assert len(output.token_ids) == 14 and output.finish_reason == "length"
+
+
+def test_any_top_k_above_the_vocabulary_keeps_all(engine):
+    params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True)
+    all_kept = generate_one(engine, [3, 4], params).token_ids
+    for top_k in (128, 2**40):
+        one = dataclasses.replace(params, top_k=top_k)
+        assert generate_one(engine, [3, 4], one).token_ids == all_kept
+
+
 def test_a_prompt_of_all_but_one_token_gets_that_one(engine):
     assert len(generate_one(engine, [9] * 63, greedy(5)).token_ids) == 1
 
@@ -449,6 +462,10 @@ def test_a_conversation_gets_no_second_start_token():
             "the prompt has 64 tokens and max_model_len is 64, which must hold one "
             "more; shorten the prompt or raise max_model_len",
         ),
+        ([3, 4.5], greedy(1), "a prompt is [3, 4.5]; it must be text or a list of"),
+        (["3"], greedy(1), "a prompt is ['3']; it must be text or a list of token ids"),
+        (None, greedy(1), "a prompt is None; it must be text or a list of token ids"),
+        ({"a": 3}, greedy(1), "a prompt is {'a': 3}; it must be text or a list of"),
         ([3, 128], greedy(1), "token id 128 is not in the vocabulary of 128 tokens"),
         ([-1], greedy(1), "token id -1 is not in the vocabulary of 128 tokens"),
         (
@@ -492,6 +509,13 @@ def test_generate_with_one_bad_prompt_submits_none(engine):
     before = engine.stats.iterations
     engine.step()
     assert engine.stats.iterations == before
+
+
+@pytest.mark.parametrize("prompts", [None, {"prompt": "a"}, 7])
+def test_generate_wants_prompts(engine, prompts):
+    with pytest.raises(RequestError, match="prompts is .*; it must be a prompt or a"):
+        engine.generate(prompts)
+    assert not engine.has_unfinished()
 
 
 def test_generate_wants_one_params_or_one_each(engine):
