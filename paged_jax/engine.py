@@ -15,6 +15,7 @@ from paged_jax.config import ConfigError, EngineConfig
 from paged_jax.device_loop import DeviceLoop
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.memory_plan import MemoryPlan
+from paged_jax.model_checks import check_model
 from paged_jax.model_forward import ModelForward
 from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
 from paged_jax.outputs import RequestOutput
@@ -65,18 +66,26 @@ class Engine:
         self.config = config = config or EngineConfig()
         self.model = model
         self.tokenizer = model.tokenizer
-        if config.dtype != model.config.dtype:
-            raise ConfigError(
-                f"dtype is {config.dtype} and the model was loaded as "
-                f"{model.config.dtype}; load it with that dtype"
-            )
+        check_model(config, model.config)
         self._static = config.step_config()
         self._manager = MANAGERS[config.memory]
         forward = ModelForward(model.config, config.attention_backend)
         program = Program(self._static, forward, self._manager.on_device(), victim)
-        self._device = DeviceLoop(
-            program, self._manager, config, model.config, model.params
-        )
+        try:
+            self._device = DeviceLoop(
+                program, self._manager, config, model.config, model.params
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            slots = self._static.num_blocks * self._static.block_size
+            size = slots * model.config.kv_bytes_per_token(config.kv_dtype)
+            raise ConfigError(
+                f"a KV cache of {self._static.num_blocks} blocks takes "
+                f"{size / 2**30:.3g} GiB, and memory for it, and what is kept of "
+                f"{config.max_requests} requests, is not there; lower num_blocks or "
+                "full_length_requests"
+            ) from None
         self._seed = seed
         self._records: dict[str, RequestRecord] = {}  # not yet returned as finished
         self._backlog: deque[RequestRecord] = deque()  # no slot on the device yet

@@ -32,6 +32,7 @@ from paged_jax import (
     step,
 )
 from paged_jax.tokenizer import Tokenizer
+from pallas_kernels import compat
 
 
 @pytest.fixture(scope="module")
@@ -555,6 +556,50 @@ def test_the_dtype_must_be_that_of_the_model():
     message = "dtype is bfloat16 and the model was loaded as float32; load it with"
     with pytest.raises(ConfigError, match=message):
         make_engine(dtype="bfloat16")
+
+
+@pytest.mark.parametrize("divisors,limit", [((), 256), ((4.0,) * 4, 1024)])
+def test_the_model_length_is_one_that_the_model_was_made_for(divisors, limit):
+    # A linear scaling of the rotary embedding stretches it; one that keeps the fastest
+    # frequencies has its longer context in the checkpoint.
+    model = tiny_model(rope_divisors=divisors)
+    make_engine(model, max_model_len=limit, num_blocks=limit)
+    message = f"max_model_len is {limit + 1} and the model was made for {limit} tokens"
+    with pytest.raises(ConfigError, match=f"^{message}; lower max_model_len$"):
+        make_engine(model, max_model_len=limit + 1, num_blocks=2 * limit)
+    mixed = tiny_model(rope_divisors=(1.0, 1.0, 2.0, 8.0))
+    with pytest.raises(ConfigError, match="made for 256 tokens"):
+        make_engine(mixed, max_model_len=257, num_blocks=1024)
+
+
+@pytest.mark.skipif(not compat.has_mosaic(), reason="this jax is too old for pallas")
+@pytest.mark.parametrize(
+    "model,changes,message",
+    [
+        ({}, {}, "takes a 16-bit KV cache, bfloat16 or float16, got float32"),
+        ({}, {"kv_dtype": "bfloat16"}, r"takes head dims \(64, 128\), got 8;"),
+        ({"head_dim": 64}, {"kv_dtype": "float16"}, "block sizes from 8 to 256, got 4"),
+    ],
+)
+def test_what_the_pallas_backend_cannot_serve_is_refused_at_once(
+    model, changes, message
+):
+    model = tiny_model(**model)
+    with counted() as compilations, pytest.raises(ConfigError, match=message) as error:
+        make_engine(model, attention_backend="pallas", **changes)
+    assert "\n" not in str(error.value)
+    assert compilations == []
+
+
+@pytest.mark.skipif(compat.has_mosaic(), reason="this jax has the pallas backend")
+def test_a_jax_without_the_pallas_backend_says_so_at_once():
+    with pytest.raises(ConfigError, match=r"needs jax >= 0.11"):
+        make_engine(attention_backend="pallas")
+
+
+def test_a_pool_that_no_machine_can_hold_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="a KV cache of 1.* blocks takes .* GiB"):
+        make_engine(num_blocks=10**13)
 
 
 # ------------------------------------------------------------------ costs
