@@ -30,6 +30,8 @@ from paged_jax.stats import EngineStats
 from paged_jax.step import Program
 
 Prompt = str | Sequence[int]
+# Its successor, half of the key of requests without a seed, has 32 bits.
+MAX_SEED = 2**32 - 2
 
 
 class Engine:
@@ -57,7 +59,8 @@ class Engine:
         Args:
           model: config, parameters and tokenizer.
           config: the settings.
-          seed: of the random draws of requests that have no seed of their own.
+          seed: of the random draws of requests that have no seed of their own; from 0
+            to `MAX_SEED`.
           victim: which running sequence to preempt when blocks run out.
 
         Raises:
@@ -67,6 +70,8 @@ class Engine:
         self.model = model
         self.tokenizer = model.tokenizer
         check_model(config, model.config)
+        if not 0 <= seed <= MAX_SEED:
+            raise ConfigError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
         self._static = config.step_config()
         self._manager = MANAGERS[config.memory]
         forward = ModelForward(model.config, config.attention_backend)

@@ -31,6 +31,7 @@ from paged_jax import (
     SamplingParams,
     step,
 )
+from paged_jax.engine import MAX_SEED
 from paged_jax.tokenizer import Tokenizer
 from pallas_kernels import compat
 
@@ -556,6 +557,13 @@ def test_the_dtype_must_be_that_of_the_model():
     message = "dtype is bfloat16 and the model was loaded as float32; load it with"
     with pytest.raises(ConfigError, match=message):
         make_engine(dtype="bfloat16")
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
+def test_the_seed_has_a_range(seed):
+    make_engine(seed=MAX_SEED).generate([[3]], SamplingParams(max_tokens=1))
+    with pytest.raises(ConfigError, match=f"seed is {seed}; it must be from 0 to 4"):
+        make_engine(seed=seed)
 
 
 @pytest.mark.parametrize("divisors,limit", [((), 256), ((4.0,) * 4, 1024)])
