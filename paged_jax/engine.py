@@ -511,6 +511,7 @@ class Engine:
         outputs = self._device.collect(_slots(changed))
         for record, output in zip(changed, outputs, strict=True):
             record.take_tokens(output)
+            self.stats.output_tokens -= record.num_dropped
         stopped = [r for r in changed if r.stop_string_found and not r.ended]
         self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
         done = [r for r in changed if r.ended or r.stop_string_found]

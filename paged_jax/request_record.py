@@ -141,6 +141,12 @@ class RequestRecord:
         return self.status >= RequestStatus.FINISHED_LENGTH
 
     @property
+    def num_dropped(self) -> int:
+        """Tokens that the device has generated past a stop string."""
+        kept = len(self.tokens) + len(self.output_ids)
+        return self.length - kept if self.stop_string_found else 0
+
+    @property
     def stop_string_found(self) -> bool:
         """Whether a stop string has ended it, the device not knowing yet."""
         return self.stop_string is not None
@@ -188,6 +194,10 @@ class RequestRecord:
                 ids = outputs.top_ids[position][kept].tolist()
                 values = outputs.top_logprobs[position][kept].tolist()
                 self._alternatives.append({**dict(zip(ids, values)), token: own})
+            # A stop token ends the text without being part of it, as in vLLM.
+            last = position == self.length - 1
+            if last and self.status == RequestStatus.FINISHED_STOP:
+                break
             if self._take_text(token):
                 break
         if self._detokenizer is not None and self.ended and not self.stop_string_found:

@@ -157,11 +157,32 @@ def test_stop_token_ids_end_a_request(engine):
 
 
 @pytest.mark.parametrize("steps", [1, 16])
+def test_a_stop_token_is_no_part_of_the_text(engine, steps):
+    free = generate_one(engine, [7, 8], greedy(12)).token_ids
+    stop = free[6]
+    end = free.index(stop)
+    params = greedy(12, stop_token_ids=[stop], stop=letter(stop))
+    name = engine.submit([7, 8], params, stream=True)
+    shown = []
+    while engine.has_unfinished():
+        shown += [output.outputs[0] for output in engine.step(max_steps=steps)]
+    assert shown[-1].text == text(free[:end])
+    assert shown[-1].token_ids == free[: end + 1]
+    assert shown[-1].stop_reason == stop, "it is not looked at for stop strings"
+    assert all(shown[-1].text.startswith(piece.text) for piece in shown), name
+    # The last token that max_tokens allows may be a stop token, too.
+    last = generate_one(engine, [7, 8], greedy(end + 1, stop_token_ids=[stop]))
+    assert (last.finish_reason, last.text) == ("stop", text(free[:end]))
+    assert generate_one(engine, [7, 8], greedy(end + 1)).text == text(free[: end + 1])
+
+
+@pytest.mark.parametrize("steps", [1, 16])
 def test_stop_strings_end_a_request_across_tokens(engine, steps):
     free = generate_one(engine, [3, 4, 5], greedy(20)).token_ids
     stop = text(free[7:10])
     end = text(free).index(stop) + 3  # tokens are characters
     params = greedy(20, stop=["never there", stop])
+    before = engine.stats.output_tokens
     name = engine.submit([3, 4, 5], params)
     other = engine.submit([11, 12], greedy(30))
     outputs = serve(engine, max_steps=steps)
@@ -169,6 +190,8 @@ def test_stop_strings_end_a_request_across_tokens(engine, steps):
     assert completion.token_ids == free[:end]
     assert completion.text == text(free[: end - 3])
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    # Tokens past the stop string are dropped, and not counted.
+    assert engine.stats.output_tokens - before == end + 30
     metrics = outputs[name].metrics
     assert metrics.finished_time >= metrics.first_token_time
     assert len(completion.token_ids) < 20
