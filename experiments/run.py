@@ -22,6 +22,7 @@ from experiments.command_line import (
 )
 from experiments.environment import describe
 from experiments.errors import UserError
+from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
@@ -55,8 +56,9 @@ def main(argv: list[str] | None = None) -> int:
             for name, path in config_files().items():
                 print(f"{name:12} {first_line(path)}")
             return 0
-        experiment = Experiment(command, console)
-        experiment.run()
+        with Interrupts() as interrupts:
+            experiment = Experiment(command, console, interrupts)
+            experiment.run()
         return 0
     except (UserError, ConfigError, RequestError, CheckpointError) as error:
         if experiment is not None and experiment.folder is not None:
@@ -76,7 +78,7 @@ class Experiment:
       folder: where the results go; None before it is opened.
     """
 
-    def __init__(self, command: Command, console: Console):
+    def __init__(self, command: Command, console: Console, interrupts: Interrupts):
         """Reads and checks all settings; loads nothing yet.
 
         Raises:
@@ -84,6 +86,7 @@ class Experiment:
         """
         self._command = command
         self._console = console
+        self._interrupts = interrupts
         config = command.config
         values = flat(config)
         self._name, self._claims = str(values["name"]), str(values["claims"])
@@ -117,6 +120,7 @@ class Experiment:
             bar = progress.add_task("cells", total=len(self.cells), note="")
             progress.advance(bar, len(self.cells) - len(waiting))
             for cell in waiting:
+                self._interrupts.check()
                 self._run_cell(folder, cell, progress)
                 progress.advance(bar)
         self._finish(folder)
@@ -161,6 +165,7 @@ class Experiment:
                 progress.console.print(tables.memory_plan_table("Memory plan", plan))
 
         def on_progress(done: int) -> None:
+            self._interrupts.check()
             progress.update(task, completed=done, note="")
 
         run = run_cell(

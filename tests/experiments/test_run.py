@@ -1,6 +1,7 @@
 """The whole command, on a model that is small enough."""
 
 import copy
+import gc
 import json
 import os
 import signal
@@ -229,6 +230,45 @@ def test_an_interrupted_run_is_resumed(run_tiny, tmp_path, monkeypatch):
     assert "2 of 4 cells are done already" in out
     summary = json.loads((tmp_path / "r/summary.json").read_text())
     assert len(summary["rows"]) == 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_ctrl_c_is_heard_in_the_garbage_collector(
+    run_tiny, tmp_path, monkeypatch, when
+):
+    """Python drops exceptions there: the run went on as if nothing had happened."""
+    runs = []
+    whole = run.run_cell
+
+    def press(phase, info):
+        if phase == "start":
+            gc.callbacks.remove(press)
+            signal.raise_signal(signal.SIGINT)
+
+    def pressed(*args, on_progress, **kwargs):
+        def progress(done):
+            if len(runs) == 2 and when == "while" and press not in gc.callbacks:
+                gc.callbacks.append(press)
+                gc.collect()
+            on_progress(done)
+
+        runs.append(args)
+        done = whole(*args, on_progress=progress, **kwargs)
+        if len(runs) == 1 and when == "before":
+            gc.callbacks.append(press)
+            gc.collect()
+        return done
+
+    monkeypatch.setattr(run, "run_cell", pressed)
+    code, _, err = run_tiny(
+        "--config=budget",
+        "--sweep=engine.full_length_requests=4",
+        f"--out={tmp_path / 'r'}",
+    )
+    assert code == 130
+    assert "1 of 2 cells are kept" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_command_that_an_interrupted_run_names_is_complete(tmp_path):
