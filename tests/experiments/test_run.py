@@ -171,15 +171,21 @@ def untimed(summary):
     return summary
 
 
+def summary_of(run_tiny, folder, *words):
+    """Runs the command with its results in a folder; returns its summary."""
+    code, _, err = run_tiny(*words, f"--out={folder}")
+    assert code == 0, err
+    return json.loads((folder / "summary.json").read_text())
+
+
 def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
-    code, _, err = run_tiny(
+    summary = summary_of(
+        run_tiny,
+        tmp_path / "r",
         "--config=budget",
         "--sweep=engine.full_length_requests=4",
         "--sweep=engine.watermark=0.01,0.2",
-        f"--out={tmp_path / 'r'}",
     )
-    assert code == 0, err
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert [claim["id"] for claim in summary["claims"]] == [
         f"budget.{claim}.watermark.{value}"
         for value in (0.01, 0.2)
@@ -189,14 +195,13 @@ def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
 
 
 def test_block_sizes_are_studied_on_one_budget(run_tiny, tmp_path):
-    code, _, err = run_tiny(
+    summary = summary_of(
+        run_tiny,
+        tmp_path / "r",
         "--config=block_size",
         "--sweep=engine.block_size=8,16,32",
         "--config.engine.num_blocks=64",
-        f"--out={tmp_path / 'r'}",
     )
-    assert code == 0, err
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     tables = [row["metrics"]["block_table_bytes"] for row in summary["rows"]]
     assert tables == sorted(tables, reverse=True)
     assert (tmp_path / "r" / "figures" / "against_block_size.png").stat().st_size > 1000
