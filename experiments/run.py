@@ -115,7 +115,7 @@ class Experiment:
             done = len(self.cells) - len(waiting)
             self._console.print(f"{done} of {len(self.cells)} cells are done already")
         if waiting:
-            compilation_cache.enable()
+            _enable_compilation_cache()
         with self._progress() as progress:
             bar = progress.add_task("cells", total=len(self.cells), note="")
             progress.advance(bar, len(self.cells) - len(waiting))
@@ -296,6 +296,13 @@ def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
             "continuous run before to derive it from; set --config.workload.rate"
         )
     return found
+
+
+def _enable_compilation_cache() -> None:
+    try:
+        compilation_cache.enable()
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _command(words: Iterable[str]) -> str:

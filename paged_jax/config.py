@@ -4,11 +4,12 @@ import dataclasses
 import math
 
 from paged_jax.field_types import check_types
+from pallas_kernels import BACKENDS as ATTENTION_BACKENDS
 
+# The names in `memory_managers.MANAGERS`, which imports this module.
 MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute",)
-ATTENTION_BACKENDS = ("reference", "xla", "pallas")
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paged_jax import ConfigError, EngineConfig, RequestError, SamplingParams
-from paged_jax.config import token_buckets
+from paged_jax import MANAGERS, ConfigError, EngineConfig, RequestError, SamplingParams
+from paged_jax.config import MEMORY_MANAGERS, token_buckets
 
 REFUSED = [
     ({"block_size": 3}, "block_size is 3; it must be a power of two from 1 to 256"),
@@ -115,6 +115,10 @@ def test_a_bad_request_is_refused_in_one_line(fields, message):
         SamplingParams(**fields)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_every_memory_manager_can_be_chosen():
+    assert sorted(MEMORY_MANAGERS) == sorted(MANAGERS)
 
 
 def test_numbers_of_numpy_are_welcome():

@@ -160,8 +160,9 @@ def test_the_same_seed_and_settings_give_the_same_summary_but_for_times(
 
 
 def untimed(summary):
-    """Returns the summary without what depends on the machine's speed."""
+    """Returns the summary without what depends on the machine and on the time."""
     summary = copy.deepcopy(summary)
+    del summary["environment"]
     for row in summary["rows"]:
         for name in TIMED:
             row["metrics"].pop(name)
@@ -327,6 +328,16 @@ def test_mistakes_are_one_line_and_exit_code_2(words, message, run_tiny, tmp_pat
     assert code == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1 and err.startswith("error: ")
+
+
+def test_a_compilation_cache_that_cannot_be_written_is_named(
+    run_tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PAGED_JAX_CACHE", "/proc/nothing")
+    code, _, err = run_tiny(f"--out={tmp_path / 'r'}")
+    assert code == 2
+    assert "compilation cache /proc/nothing cannot be written" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
