@@ -1,11 +1,16 @@
 """Settings of the engine, and the part of them that is compiled into a step."""
 
 import dataclasses
+import math
 
+from paged_jax.field_types import check_types
+from pallas_kernels import BACKENDS
+
+# The names in `memory_managers.MANAGERS`, which imports this module.
 MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute",)
-ATTENTION_BACKENDS = ("auto", "reference", "xla", "cpu", "pallas")
+ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float16")
@@ -24,7 +29,8 @@ class EngineConfig:
       num_blocks: KV blocks, the null block not counted. None: enough for
         `full_length_requests` requests of `max_model_len` tokens.
       full_length_requests: the KV budget if `num_blocks` is None.
-      max_model_len: longest sequence, prompt and output together, in tokens.
+      max_model_len: longest sequence, prompt and output together, in tokens; no more
+        than the model was made for.
       max_seqs: most sequences that run at once.
       max_requests: requests that the device holds at once, waiting ones included. More
         may be submitted; they wait on the host.
@@ -41,8 +47,9 @@ class EngineConfig:
         batch runs until its longest member ends).
       sharing: whether registered prefixes share their blocks; paged memory only.
       preemption: what happens to the latest-arrived sequence when blocks run out.
-      attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA GPUs, jax >=
-        0.11), or `auto`: `cpu` where it takes the model, else `xla`.
+      attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
+        jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
+        `auto`: `cpu` where it takes the model, else `xla`.
       products: what multiplies with the weights: `auto`, which packs them for our own
         code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`.
@@ -79,7 +86,8 @@ class EngineConfig:
     debug: bool = False
 
     def __post_init__(self):
-        """Raises ConfigError for a setting that is out of range."""
+        """Raises ConfigError for a setting of the wrong type or out of range."""
+        check_types(self, ConfigError)
         _check_choice("memory", self.memory, MEMORY_MANAGERS)
         _check_choice("batching", self.batching, BATCHING)
         _check_choice("preemption", self.preemption, PREEMPTION)
@@ -105,6 +113,11 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 1 or more"
                 )
+        if not math.isfinite(self.full_length_requests):
+            raise ConfigError(
+                f"full_length_requests is {self.full_length_requests}; it must be "
+                "finite"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(
                 f"watermark is {self.watermark}; it must be from 0 to below 1"

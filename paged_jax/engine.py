@@ -1,6 +1,8 @@
 """The engine: requests in, text out; the host's side of the serving loop."""
 
 import dataclasses
+import operator
+import reprlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,8 @@ from paged_jax.config import ConfigError, EngineConfig
 from paged_jax.device_loop import DeviceLoop
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.memory_plan import MemoryPlan
-from paged_jax.model_forward import ModelForward, choose_backend
+from paged_jax.model_checks import check_model, choose_backend
+from paged_jax.model_forward import ModelForward
 from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
 from paged_jax.models.packed import pack_model
 from paged_jax.outputs import RequestOutput
@@ -28,6 +31,8 @@ from paged_jax.stats import EngineStats
 from paged_jax.step import Program
 
 Prompt = str | Sequence[int]
+# Its successor, half of the key of requests without a seed, has 32 bits.
+MAX_SEED = 2**32 - 2
 
 
 class Engine:
@@ -55,20 +60,19 @@ class Engine:
         Args:
           model: config, parameters and tokenizer.
           config: the settings.
-          seed: of the random draws of requests that have no seed of their own.
+          seed: of the random draws of requests that have no seed of their own; from 0
+            to `MAX_SEED`.
           victim: which running sequence to preempt when blocks run out.
 
         Raises:
           ConfigError: a setting that does not go with the model.
         """
         self.config = config = config or EngineConfig()
+        check_model(config, model.config)
         self.model = model = pack_model(model, config.products)
         self.tokenizer = model.tokenizer
-        if config.dtype != model.config.dtype:
-            raise ConfigError(
-                f"dtype is {config.dtype} and the model was loaded as "
-                f"{model.config.dtype}; load it with that dtype"
-            )
+        if not 0 <= seed <= MAX_SEED:
+            raise ConfigError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
         self._static = config.step_config()
         self._manager = MANAGERS[config.memory]
         backend = choose_backend(
@@ -78,9 +82,21 @@ class Engine:
         )
         forward = ModelForward(model.config, backend)
         program = Program(self._static, forward, self._manager.on_device(), victim)
-        self._device = DeviceLoop(
-            program, self._manager, config, model.config, model.params
-        )
+        try:
+            self._device = DeviceLoop(
+                program, self._manager, config, model.config, model.params
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            slots = self._static.num_blocks * self._static.block_size
+            size = slots * model.config.kv_bytes_per_token(config.kv_dtype)
+            raise ConfigError(
+                f"a KV cache of {self._static.num_blocks} blocks takes "
+                f"{size / 2**30:.3g} GiB, and memory for it, and what is kept of "
+                f"{config.max_requests} requests, is not there; lower num_blocks or "
+                "full_length_requests"
+            ) from None
         self._seed = seed
         self._records: dict[str, RequestRecord] = {}  # not yet returned as finished
         self._backlog: deque[RequestRecord] = deque()  # no slot on the device yet
@@ -168,7 +184,8 @@ class Engine:
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
-        self._lengths.append((len(tokens), params.max_tokens))
+        output = params.most_tokens(config.max_model_len - len(tokens))
+        self._lengths.append((len(tokens), output))
         self._records[name] = record
         self._backlog.append(record)
         return name
@@ -446,10 +463,16 @@ class Engine:
                 prompt, add_special_tokens=add_special_tokens
             )
         else:
-            tokens = prompt
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise RequestError(
+                    f"a prompt is {reprlib.repr(prompt)}; it must be text or a list of "
+                    "token ids"
+                ) from None
         if len(tokens) == 0:
             raise RequestError("the prompt is empty; give it at least one token")
-        return tuple(int(token) for token in tokens)
+        return tuple(tokens)
 
     def _flush_backlog(self) -> None:
         """Moves requests from the host's backlog to free slots on the device."""
@@ -494,6 +517,7 @@ class Engine:
         outputs = self._device.collect(_slots(changed))
         for record, output in zip(changed, outputs, strict=True):
             record.take_tokens(output)
+            self.stats.output_tokens -= record.num_dropped
         stopped = [r for r in changed if r.stop_string_found and not r.ended]
         self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
         done = [r for r in changed if r.ended or r.stop_string_found]
@@ -527,6 +551,11 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns prompts as a list; one text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)):
+        raise RequestError(
+            f"prompts is {reprlib.repr(prompts)}; it must be a prompt or a list of "
+            "prompts, each text or a list of token ids"
+        )
     if len(prompts) and isinstance(prompts[0], (int, np.integer)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.batch import TokenBatch
-from paged_jax.config import ConfigError
 from paged_jax.kv_cache import KVCache
 from paged_jax.models import llama
 from paged_jax.models.config import ModelConfig
-from pallas_kernels.cpu.attention import obstacle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,27 +35,6 @@ class ModelForward:
         return llama.forward(
             self.config, params, batch, cache, self.backend, self.unroll
         )
-
-
-def choose_backend(backend: str, head_dim: int, kv_dtype: str) -> str:
-    """Returns the attention backend that `auto` stands for; others as they are.
-
-    Args:
-      backend: of `EngineConfig`.
-      head_dim: D.
-      kv_dtype: dtype of the cache.
-
-    Raises:
-      ConfigError: `cpu` is asked for, and does not take such a cache here.
-    """
-    if backend not in ("auto", "cpu"):
-        return backend
-    why_not = obstacle(head_dim, kv_dtype)
-    if why_not is None:
-        return "cpu"
-    if backend == "cpu":
-        raise ConfigError(f"attention_backend is cpu, which {why_not}; use xla")
-    return "xla"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from paged_jax.block_tables import write_needs
 from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
+from paged_jax.paged_memory import shared_tokens
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
@@ -34,7 +35,8 @@ class Preemption(NamedTuple):
       growing: bool[S]. Rows that get one more block in this step.
       copying: bool[S]. Rows that copy a shared block before they write to it.
       count: i32[]. Number of victims.
-      recomputed: i32[]. Tokens they had in the cache and will compute again.
+      recomputed: i32[]. Tokens they had in the cache and will compute again; those of a
+        held prefix are still there to be shared.
     """
 
     chunk: jax.Array
@@ -88,6 +90,7 @@ def preempt(
         row = victim(state)
         slot = state.sequences.request[row]
         lost = state.sequences.length[row]
+        lost -= shared_tokens(config, state.sequences, state.requests, slot)
         pool, sequences = manager.release(config, state.pool, state.sequences, row)
         requests = dataclasses.replace(
             state.requests,

@@ -109,7 +109,7 @@ class RequestRecord:
     ) -> NewRequest:
         """Returns what goes to the device."""
         params, size = self.params, len(self.tokens)
-        output = min(params.max_tokens, config.max_model_len - size)
+        output = params.most_tokens(config.max_model_len - size)
         if params.seed is None:
             key = (1 + seed, self.arrival % 2**32)  # apart from the keys of given seeds
         else:
@@ -126,7 +126,7 @@ class RequestRecord:
             temperature=params.temperature,
             top_p=params.top_p,
             min_p=params.min_p,
-            top_k=max(params.top_k, 0),
+            top_k=min(max(params.top_k, 0), 2**31 - 1),
             key=key,
         )
 
@@ -139,6 +139,12 @@ class RequestRecord:
     def ended(self) -> bool:
         """Whether the device has ended it."""
         return self.status >= RequestStatus.FINISHED_LENGTH
+
+    @property
+    def num_dropped(self) -> int:
+        """Tokens that the device has generated past a stop string."""
+        kept = len(self.tokens) + len(self.output_ids)
+        return self.length - kept if self.stop_string_found else 0
 
     @property
     def stop_string_found(self) -> bool:
@@ -188,6 +194,10 @@ class RequestRecord:
                 ids = outputs.top_ids[position][kept].tolist()
                 values = outputs.top_logprobs[position][kept].tolist()
                 self._alternatives.append({**dict(zip(ids, values)), token: own})
+            # A stop token ends the text without being part of it, as in vLLM.
+            last = position == self.length - 1
+            if last and self.status == RequestStatus.FINISHED_STOP:
+                break
             if self._take_text(token):
                 break
         if self._detokenizer is not None and self.ended and not self.stop_string_found:

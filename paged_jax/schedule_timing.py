@@ -16,6 +16,35 @@ from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
 
+def greedy_requests(
+    config: EngineConfig, lengths: Sequence[tuple[int, int]]
+) -> list[NewRequest]:
+    """Returns requests of which only the lengths matter, in slots 0, 1, ...
+
+    Args:
+      config: the settings.
+      lengths: prompt and output length of each request, in order of arrival.
+    """
+    reserve, limit = MANAGERS[config.memory].reserve, config.max_model_len
+    return [
+        NewRequest(
+            slot=i,
+            tokens=[0] * prompt,
+            max_len=min(prompt + output, limit),
+            reserved_len=reserve(prompt, output, limit),
+            arrival=i,
+            prefix_row=-1,
+            stop_ids=(),
+            temperature=0.0,
+            top_p=1.0,
+            min_p=0.0,
+            top_k=0,
+            key=(0, 0),
+        )
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+
+
 def schedule_seconds(
     config: EngineConfig,
     lengths: Sequence[tuple[int, int]],
@@ -39,24 +68,7 @@ def schedule_seconds(
     program = Program(static, NoModel(), manager.on_device())
     dtype = jnp.dtype(jnp.float32)
     cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)
-    lengths = lengths[: config.max_requests]
-    new = [
-        NewRequest(
-            slot=i,
-            tokens=[0] * prompt,
-            max_len=min(prompt + output, config.max_model_len),
-            reserved_len=manager.reserve(prompt, output, config.max_model_len),
-            arrival=i,
-            prefix_row=-1,
-            stop_ids=(),
-            temperature=0.0,
-            top_p=1.0,
-            min_p=0.0,
-            top_k=0,
-            key=(0, 0),
-        )
-        for i, (prompt, output) in enumerate(lengths)
-    ]
+    new = greedy_requests(config, lengths[: config.max_requests])
     packed = pack_requests(static, new, config.max_requests)
     run = jax.jit(
         run_steps,

@@ -101,7 +101,7 @@ ENGINES = {
     ),
     "max": dict(memory="max", num_blocks=40),
     "block size 8, XLA throughout": dict(
-        block_size=8, num_blocks=16, attention_backend="xla", products="xla"
+        block_size=8, num_blocks=10, attention_backend="xla", products="xla"
     ),
     "max, static": dict(memory="max", num_blocks=40, batching="static"),
     "pow2": dict(memory="pow2", num_blocks=40),
@@ -111,6 +111,7 @@ ENGINES = {
 }
 PREEMPTS = {
     "block size 4",
+    "block size 8, XLA throughout",
     "block size 1, a host sync each step",
     "block size 16, reference attention",
 }

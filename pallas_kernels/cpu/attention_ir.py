@@ -7,6 +7,7 @@ result is the same to the bit in any batch.
 """
 
 import math
+from typing import Any
 
 from llvmlite import ir
 
@@ -266,7 +267,9 @@ def _mix(
     """Fades what `out` f32[D] holds, and adds a tile's values by their weights."""
     size = STORED[dtype][1]
     parts = range(0, head_dim, lanes)
-    sums = [b.fmul(load_vector(b, at(b, out, 4 * part), lanes), fade) for part in parts]
+    sums: list[Any] = [
+        b.fmul(load_vector(b, at(b, out, 4 * part), lanes), fade) for part in parts
+    ]
     for lane in range(lanes):
         value = at(b, v, get(b, offsets, 8 * lane, I64))
         weight = splat(b, get(b, weights, 4 * lane, FLOAT), lanes)
