@@ -28,7 +28,7 @@ HEADLINE = (
     "running",
     "s/token",
     "TTFT",
-    "preempted",
+    "preempt",
     "saved",
 )
 
