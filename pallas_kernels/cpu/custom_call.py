@@ -48,7 +48,15 @@ _MINOR_VERSION = 1
 _WORTH_A_THREAD = 100_000
 
 # Shared: three counters on cache lines of their own, then what is only read.
-_HOLDERS, _NEXT, _DONE, _ITEMS, _PORTION, _WORDS = 0, 64, 128, 192, 200, 208
+_HOLDERS, _NEXT, _DONE, _ITEMS, _LARGE, _PORTION, _WORDS = (
+    0,
+    64,
+    128,
+    192,
+    200,
+    208,
+    216,
+)
 
 
 class Buffers(NamedTuple):
@@ -79,6 +87,10 @@ class Buffers(NamedTuple):
         """Returns the value of an operand i32[], as an i64."""
         return self.b.sext(get(self.b, self.data(index), 0, I32), I64)
 
+    def result_dim(self, axis: int):
+        """Returns the size of an axis of the result, an i64."""
+        return get(self.b, get(self.b, self.result, _BUFFER_DIMS, PTR), 8 * axis, I64)
+
     def out(self):
         """Returns the address of the result's elements."""
         return get(self.b, self.result, _BUFFER_DATA, PTR)
@@ -90,7 +102,7 @@ class Work(NamedTuple):
     Attributes:
         items: i64, how many items; may be 0.
         cost: i64, multiplications in all, about.
-        portions: into how many portions a thread divides them.
+        portions: how many large portions each thread takes; 0 for none.
         words: i64 and pointers that each item needs.
     """
 
@@ -128,7 +140,11 @@ def build(module: ir.Module, name: str, plan: PlanFn, item: ItemFn) -> None:
     api, context = get(b, frame, _FRAME_API, PTR), get(b, frame, _FRAME_CONTEXT, PTR)
     useful = maximum(b, I64(1), b.udiv(work.cost, I64(_WORTH_A_THREAD)))
     threads = minimum(b, minimum(b, _num_threads(b, api, context), useful), work.items)
-    portion = b.udiv(work.items, b.mul(threads, I64(work.portions)))
+    large = b.mul(threads, I64(work.portions))
+    portion = I64(0)
+    if work.portions:
+        portion = b.udiv(b.mul(work.items, I64(3)), b.mul(large, I64(4)))
+        large = b.select(b.icmp_unsigned("==", portion, I64(0)), I64(0), large)
 
     malloc = declare(module, "malloc", PTR, [I64])
     shared = b.call(malloc, [I64(_WORDS + 8 * len(work.words))])
@@ -137,7 +153,8 @@ def build(module: ir.Module, name: str, plan: PlanFn, item: ItemFn) -> None:
         (_NEXT, I64(0)),
         (_DONE, I64(0)),
         (_ITEMS, work.items),
-        (_PORTION, maximum(b, I64(1), portion)),
+        (_LARGE, large),
+        (_PORTION, portion),
         *((_WORDS + 8 * i, word) for i, word in enumerate(work.words)),
     ):
         put(b, shared, place, value)
@@ -180,15 +197,21 @@ def _build_share(share: ir.Function, kinds: list, item: ItemFn) -> None:
     """Builds `void share(shared)`: takes portions of the items until none is left."""
     (shared,) = share.args
     b = ir.IRBuilder(share.append_basic_block())
-    items, portion = get(b, shared, _ITEMS, I64), get(b, shared, _PORTION, I64)
+    items, large, portion = (
+        get(b, shared, place, I64) for place in (_ITEMS, _LARGE, _PORTION)
+    )
     words = [get(b, shared, _WORDS + 8 * i, kind) for i, kind in enumerate(kinds)]
     claim, take, end = (b.append_basic_block() for _ in range(3))
     b.branch(claim)
     b.position_at_end(claim)
-    first = b.atomic_rmw("add", at(b, shared, _NEXT), portion, "monotonic")
+    # First the large portions, then single items, so that no thread waits long.
+    turn = b.atomic_rmw("add", at(b, shared, _NEXT), I64(1), "monotonic")
+    is_large = b.icmp_unsigned("<", turn, large)
+    single = b.add(b.mul(large, portion), b.sub(turn, large))
+    first = b.select(is_large, b.mul(turn, portion), single)
     b.cbranch(b.icmp_unsigned("<", first, items), take, end)
     b.position_at_end(take)
-    stop = minimum(b, b.add(first, portion), items)
+    stop = b.add(first, b.select(is_large, portion, I64(1)))
     with counted_loop(b, first, stop) as index:
         item(b, words, index)
     b.atomic_rmw("add", at(b, shared, _DONE), b.sub(stop, first), "release")

@@ -42,8 +42,8 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
     """Adds the custom call of a product.
 
     Its operands are x f32[size, inputs], w dtype[layers, panels, inputs, panel], layer
-    i32[] and rows i32[]; its result f32[size, panels * panel] is zero from row `rows`
-    on.
+    i32[] and rows i32[]; its result f32[size, columns] holds the product in its first
+    `panels * panel` columns, and zeros from row `rows` on.
 
     Args:
         module: the module.
@@ -60,21 +60,21 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
         panel_bytes = b.mul(inputs, I64(target.panel * size))
         layer = b.mul(b.mul(call.scalar(2), panels), panel_bytes)
         rows = minimum(b, call.scalar(3), call.dim(0, 0))
-        row_bytes = b.mul(panels, I64(target.panel * 4))
+        stride = call.result_dim(1)
+        row_bytes = b.mul(stride, I64(4))
         memset = declare(module, "memset", PTR, [PTR, I32, I64])
         rest = b.mul(b.sub(call.dim(0, 0), rows), row_bytes)
         b.call(memset, [at(b, call.out(), b.mul(rows, row_bytes)), I32(0), rest])
         work = b.mul(b.mul(rows, inputs), b.mul(panels, I64(target.panel)))
         items = b.select(b.icmp_unsigned("==", rows, I64(0)), I64(0), panels)
         weights = at(b, call.data(1), layer)
-        words = call.data(0), weights, call.out(), rows, inputs, panels
+        words = call.data(0), weights, call.out(), rows, inputs, stride
         return custom_call.Work(items, work, _PORTIONS, words)
 
     def item(b: ir.IRBuilder, words, index) -> None:
-        x, w, out, rows, inputs, panels = words
+        x, w, out, rows, inputs, stride = words
         weights = at(b, w, b.mul(index, b.mul(inputs, I64(target.panel * size))))
         place = at(b, out, b.mul(index, I64(target.panel * 4)))
-        stride = b.mul(panels, I64(target.panel))
         b.call(panel_product, [x, weights, place, rows, inputs, stride])
 
     custom_call.build(module, name, plan, item)
@@ -97,31 +97,34 @@ def _panel_product(module: ir.Module, target: Target, dtype: str) -> ir.Function
     size = STORED[dtype][1]
 
     # Tiles and depths of about equal size.
-    height = ceil_div(b, rows, ceil_div(b, rows, I64(max_rows)))
+    num_tiles = ceil_div(b, rows, I64(max_rows))
+    height = ceil_div(b, rows, num_tiles)
     depth = ceil_div(b, inputs, ceil_div(b, inputs, I64(_MAX_DEPTH)))
     with counted_loop(b, I64(0), inputs, depth) as k:
         part = minimum(b, b.sub(inputs, k), depth)
         weights = at(b, w, b.mul(k, I64(target.panel * size)))
         first = b.icmp_unsigned("==", k, I64(0))
         part_bytes = b.mul(part, I64(target.panel * size))
+        # Each tile asks for its share of the weights that come next, at an even pace.
+        # With few rows memory sets the pace, and the processor alone does better.
+        few = b.icmp_unsigned("<=", rows, I64(max_rows // 2 + 1))
+        next_weights = b.select(few, weights, at(b, weights, part_bytes))
+        share = b.udiv(part_bytes, num_tiles)
+        pace = b.select(few, I64(0), b.udiv(I64(target.panel * size), num_tiles))
         with counted_loop(b, I64(0), rows, height) as row:
             count = minimum(b, b.sub(rows, row), height)
             factors = b.gep(x, [b.add(b.mul(row, inputs), k)], source_etype=FLOAT)
             place = b.gep(out, [b.mul(row, stride)], source_etype=FLOAT)
-            # The last of several tiles has its weights near, and fetches the next.
-            last = b.icmp_unsigned(">=", b.add(row, height), rows)
-            several = b.icmp_unsigned("<", height, rows)
-            ahead = b.select(b.and_(last, several), part_bytes, I64(0))
+            ahead = at(b, next_weights, b.mul(b.udiv(row, height), share))
+            arguments = [factors, weights, place, part, inputs, stride, first]
+            arguments += [ahead, pace]
             end = b.append_basic_block()
             choice = b.switch(count, end)
             for n, tile in enumerate(tiles, 1):
                 block = b.append_basic_block()
                 choice.add_case(I64(n), block)
                 with b.goto_block(block):
-                    b.call(
-                        tile,
-                        [factors, weights, place, part, inputs, stride, first, ahead],
-                    )
+                    b.call(tile, arguments)
                     b.branch(end)
             b.position_at_end(end)
     b.ret_void()
@@ -132,14 +135,14 @@ def _tile(module: ir.Module, target: Target, dtype: str, rows: int) -> ir.Functi
     """Adds the product of `rows` rows with a panel, over some of the inputs.
 
     Returns:
-        `void tile(x, w, out, depth, x_stride, out_stride, first, ahead)`; adds to what
-        `out` holds unless this is the first part of the inputs, and asks for the
-        weights `ahead` bytes beyond those it uses.
+        `void tile(x, w, out, depth, x_stride, out_stride, first, ahead, pace)`; adds to
+        what `out` holds unless this is the first part of the inputs, and asks for the
+        memory at `ahead`, `pace` bytes for each input.
     """
-    kinds = [PTR, PTR, PTR, I64, I64, I64, I1, I64]
+    kinds = [PTR, PTR, PTR, I64, I64, I64, I1, PTR, I64]
     function = define(module, f"tile_{dtype}_{rows}", VOID, kinds)
     function.attributes.add("noinline")
-    x, w, out, depth, x_stride, out_stride, first, ahead = function.args
+    x, w, out, depth, x_stride, out_stride, first, ahead, pace = function.args
     lanes, size = target.lanes, STORED[dtype][1]
     vector = ir.VectorType(FLOAT, lanes)
 
@@ -156,8 +159,9 @@ def _tile(module: ir.Module, target: Target, dtype: str, rows: int) -> ir.Functi
             load_vector(b, at(b, place, half * lanes * size), lanes, dtype)
             for half in range(2)
         ]
+        following = at(b, ahead, b.mul(k, pace))
         for line in range(0, target.panel * size, LINE):
-            prefetch(b, at(b, at(b, place, ahead), line))
+            prefetch(b, at(b, following, line))
         results = []
         for row, pair in enumerate(sums):
             factor = b.load(b.gep(starts[row], [k], source_etype=FLOAT), typ=FLOAT)
