@@ -1,4 +1,4 @@
-"""Writes a model as the directory that `transformers` and this project's loader read."""
+"""Writes a model as a Hugging Face directory."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The decoder over whole texts at once, for training: the engine's weights, no cache."""
+"""The decoder over whole texts at once, for training: no cache."""
 
 import jax
 import jax.numpy as jnp

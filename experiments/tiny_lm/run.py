@@ -18,7 +18,7 @@ from experiments.tiny_lm.tokens import byte_tokenizer
 from experiments.tiny_lm.training import Point, train
 from paged_jax import Engine, EngineConfig, SamplingParams
 
-_SAMPLES = 16
+_SAMPLES = 8
 _PROMPT_BYTES = 16
 _SHOWN_BYTES = 160
 
@@ -80,7 +80,7 @@ def sample(folder: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         max_model_len=MODEL.max_position_embeddings,
         max_seqs=_SAMPLES,
         max_requests=_SAMPLES,
-        token_budget=4 * _SAMPLES,
+        token_budget=_SAMPLES,  # one size of step, so one program to compile
     )
     engine = Engine.from_pretrained(str(folder), config, seed=seed)
     prompts = [
@@ -100,9 +100,7 @@ def sample(folder: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
     }
 
 
-def write_curve(
-    folder: Path, curve: list[Point], baselines: dict[str, float]
-) -> None:
+def write_curve(folder: Path, curve: list[Point], baselines: dict[str, float]) -> None:
     """Writes the loss curve as loss_curve.csv and loss_curve.png, in bits per byte."""
     with open(folder / "loss_curve.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

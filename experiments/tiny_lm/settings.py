@@ -28,6 +28,7 @@ MODEL = ModelConfig(
     bos_token_id=END_OF_TEXT,
 )
 
+_CODE = ("checkpoint", "corpus", "dense_forward", "settings", "tokens", "training")
 _VERSIONS = (*PACKAGES, "jaxlib", "safetensors", "tokenizers")
 
 
@@ -75,8 +76,8 @@ class Settings:
 
 
 def _code_digest() -> str:
-    """Returns a digest of the code that trains and of the first weights."""
-    files = [*sorted(Path(__file__).parent.glob("*.py"))]
+    """Returns a digest of the code that decides the weights and the checkpoint."""
+    files = [Path(__file__).with_name(f"{name}.py") for name in _CODE]
     files += [Path(str(module.__file__)) for module in (llama, rope)]
     digest = hashlib.sha256()
     for file in files:

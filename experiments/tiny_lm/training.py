@@ -91,8 +91,8 @@ def train(
 def first_weights(config: ModelConfig, key: jax.Array) -> Params:
     """Returns random weights that a model trains well from.
 
-    `llama.init_params` spreads the logits like a trained model's. Here they start level,
-    and the branches of the layers add little to the residual stream.
+    `llama.init_params` spreads the logits like a trained model's. Here they start
+    level, and the branches of the layers add little to the residual stream.
     """
     params = llama.init_params(config, key)
     params["norm"]["scale"] = jnp.ones_like(params["norm"]["scale"])

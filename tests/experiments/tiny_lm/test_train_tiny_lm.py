@@ -90,7 +90,7 @@ def test_the_curve_and_the_report_say_the_same(command, tmp_path):
     )
     baselines = report["baseline_bits_per_byte"]
     assert 3 < baselines["bigram"] < baselines["unigram"] < 6
-    assert report["samples"]["count"] == 16
+    assert report["samples"]["count"] == 8
     assert (tmp_path / "m/loss_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -98,7 +98,10 @@ def test_a_seed_decides_every_byte_of_the_checkpoint(command, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         command("--steps=2", f"--seed={seed}", f"--out={tmp_path / name}")
     a, b, c = (
-        [(tmp_path / n / f).read_bytes() for f in ("model.safetensors", "loss_curve.csv")]
+        [
+            (tmp_path / n / f).read_bytes()
+            for f in ("model.safetensors", "loss_curve.csv")
+        ]
         for n in "abc"
     )
     assert a == b

@@ -12,9 +12,7 @@ from experiments.tiny_lm.tokens import END_OF_TEXT, VOCAB_SIZE
 from experiments.tiny_lm.training import draw_windows, evaluate, first_weights, train
 from paged_jax.models.config import tiny
 
-CONFIG = tiny(
-    vocab_size=VOCAB_SIZE, tie_embeddings=True, eos_token_ids=(END_OF_TEXT,)
-)
+CONFIG = tiny(vocab_size=VOCAB_SIZE, tie_embeddings=True, eos_token_ids=(END_OF_TEXT,))
 SETTINGS = Settings(steps=60, windows=8, window=32)
 
 

@@ -1,0 +1,120 @@
+"""What `transformers`' beam search finds with golden models; for `goldens.py`."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+
+# Beams, and new tokens at most.
+WIDTHS = {2: 20, 3: 18, 4: 18, 8: 12, 16: 9}
+LENGTH_PENALTIES = (0.0, 1.0, -1.0, 2.0)
+EARLY_STOPPING = (False, True, "never")
+
+
+class Search(NamedTuple):
+    """Whose continuations are searched.
+
+    Attributes:
+        model: folder of a golden model.
+        prompt: token ids.
+        ends: two tokens that end a text. They are tokens that occur in continuations:
+            with the first, beams end early, and what is found depends on the rules.
+    """
+
+    model: str
+    prompt: list[int]
+    ends: list[int]
+
+
+# Chosen among random prompts, and all tokens that occur, for how many different results
+# the twelve combinations of the rules give.
+SEARCHES = (
+    Search("llama", [78, 10, 19, 25, 19, 77, 83], [85, 50]),
+    Search("llama_tied", [80, 27, 13, 30, 41], [24, 65]),
+    Search("llama", [47, 50, 73], [69, 56]),
+    Search("llama_tied", [82], [65, 89]),
+)
+
+
+def make_beams(goldens: Path) -> list[dict]:
+    """Returns one entry for each search.
+
+    Every width meets every length penalty and every rule of stopping, on the first two
+    searches. With the default rules it meets all searches, and those two also with no
+    end of text and with two.
+
+    Args:
+        goldens: the folder that has the models.
+    """
+    models = {name: load(goldens / name) for name in {s.model for s in SEARCHES}}
+    cases = []
+    for width, limit in WIDTHS.items():
+        size = {"num_beams": width, "max_new_tokens": limit}
+        for number, search in enumerate(SEARCHES):
+            rules = [(1.0, False, search.ends[:1])]
+            if number < 2:
+                rules = [
+                    (penalty, stopping, search.ends[:1])
+                    for penalty in LENGTH_PENALTIES
+                    for stopping in EARLY_STOPPING
+                ]
+                rules += [(1.0, False, []), (1.0, False, search.ends)]
+            for penalty, stopping, ends in rules:
+                asked = {
+                    **size,
+                    "length_penalty": penalty,
+                    "early_stopping": stopping,
+                    "eos_token_ids": ends,
+                }
+                found = find(models[search.model], search.prompt, **asked)
+                where = {"model": search.model, "prompt": search.prompt}
+                cases.append(where | asked | found)
+    return cases
+
+
+def load(folder: Path) -> transformers.PreTrainedModel:
+    """Returns a golden model in float32, with no end of text of its own."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def find(
+    model: transformers.PreTrainedModel,
+    prompt: list[int],
+    *,
+    num_beams: int,
+    eos_token_ids: list[int],
+    **rules,
+) -> dict:
+    """Returns the sequences found, best first, without the prompt and the padding.
+
+    Returns:
+        For each sequence its tokens, for each of them the place of the beam that it
+        extended among those that ran, and the sequence's score.
+    """
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **({"eos_token_id": eos_token_ids} if eos_token_ids else {}),
+        **rules,
+    )
+    parents = [[p for p in row if p >= 0] for row in output.beam_indices.tolist()]
+    return {
+        "sequences": [
+            row[len(prompt) :][: len(places)]
+            for row, places in zip(output.sequences.tolist(), parents, strict=True)
+        ],
+        "parents": parents,
+        "scores": [round(score, 6) for score in output.sequences_scores.tolist()],
+    }
