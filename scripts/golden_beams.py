@@ -1,5 +1,6 @@
 """What `transformers`' beam search finds with golden models; for `goldens.py`."""
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,68 +18,79 @@ class Search(NamedTuple):
 
     Attributes:
         model: folder of a golden model.
+        sharpness: multiplies its logits. With those of a random model every token costs
+            about as much, so that short texts score best whatever the length penalty.
         prompt: token ids.
         ends: two tokens that end a text. They are tokens that occur in continuations:
             with the first, beams end early, and what is found depends on the rules.
     """
 
     model: str
+    sharpness: float
     prompt: list[int]
     ends: list[int]
 
 
 # Chosen among random prompts, and all tokens that occur, for how many different results
 # the twelve combinations of the rules give.
-SEARCHES = (
-    Search("llama", [78, 10, 19, 25, 19, 77, 83], [85, 50]),
-    Search("llama_tied", [80, 27, 13, 30, 41], [24, 65]),
-    Search("llama", [47, 50, 73], [69, 56]),
-    Search("llama_tied", [82], [65, 89]),
+SHARP = (
+    Search("llama", 3.0, [12, 63], [50, 4]),
+    Search("llama_tied", 3.0, [74], [24, 89]),
+)
+FLAT = (
+    Search("llama", 1.0, [78, 10, 19, 25, 19, 77, 83], [85, 50]),
+    Search("llama_tied", 1.0, [80, 27, 13, 30, 41], [24, 65]),
 )
 
 
 def make_beams(goldens: Path) -> list[dict]:
     """Returns one entry for each search.
 
-    Every width meets every length penalty and every rule of stopping, on the first two
-    searches. With the default rules it meets all searches, and those two also with no
-    end of text and with two.
+    Every width meets every length penalty and every rule of stopping on the sharp
+    models, and also no end of text and two; on the flat ones every rule of stopping.
 
     Args:
         goldens: the folder that has the models.
     """
-    models = {name: load(goldens / name) for name in {s.model for s in SEARCHES}}
     cases = []
-    for width, limit in WIDTHS.items():
-        size = {"num_beams": width, "max_new_tokens": limit}
-        for number, search in enumerate(SEARCHES):
-            rules = [(1.0, False, search.ends[:1])]
-            if number < 2:
-                rules = [
-                    (penalty, stopping, search.ends[:1])
-                    for penalty in LENGTH_PENALTIES
-                    for stopping in EARLY_STOPPING
-                ]
-                rules += [(1.0, False, []), (1.0, False, search.ends)]
-            for penalty, stopping, ends in rules:
+    for search in (*SHARP, *FLAT):
+        model = load(goldens / search.model, search.sharpness)
+        for width, limit in WIDTHS.items():
+            for penalty, stopping, ends in rules_for(search):
                 asked = {
-                    **size,
+                    "num_beams": width,
+                    "max_new_tokens": limit,
                     "length_penalty": penalty,
                     "early_stopping": stopping,
                     "eos_token_ids": ends,
                 }
-                found = find(models[search.model], search.prompt, **asked)
-                where = {"model": search.model, "prompt": search.prompt}
-                cases.append(where | asked | found)
+                where = search._asdict()
+                del where["ends"]
+                cases.append(where | asked | find(model, search.prompt, **asked))
     return cases
 
 
-def load(folder: Path) -> transformers.PreTrainedModel:
+def rules_for(search: Search) -> list[tuple[float, bool | str, list[int]]]:
+    """Returns length penalties, rules of stopping and ends of text to go together."""
+    one = search.ends[:1]
+    if search in FLAT:
+        return [(1.0, stopping, one) for stopping in EARLY_STOPPING]
+    every = itertools.product(LENGTH_PENALTIES, EARLY_STOPPING)
+    return [
+        *((penalty, stopping, one) for penalty, stopping in every),
+        (1.0, False, []),
+        (1.0, False, search.ends),
+    ]
+
+
+def load(folder: Path, sharpness: float) -> transformers.PreTrainedModel:
     """Returns a golden model in float32, with no end of text of its own."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32
     ).eval()
     model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        model.model.norm.weight *= sharpness
     return model
 
 
