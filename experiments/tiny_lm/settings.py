@@ -1,5 +1,6 @@
 """What is trained and how; a run's key in the cache."""
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -13,7 +14,7 @@ from experiments.tiny_lm.tokens import END_OF_TEXT, VOCAB_SIZE
 from paged_jax.models import llama, rope
 from paged_jax.models.config import ModelConfig
 
-# Two wide layers: a step takes two thirds of the time of three narrower ones.
+# Two wide layers: a step takes four fifths of the time of three narrower ones.
 MODEL = ModelConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=256,
@@ -81,5 +82,6 @@ def _code_digest() -> str:
     files += [Path(str(module.__file__)) for module in (llama, rope)]
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        # Without comments and layout.
+        digest.update(ast.dump(ast.parse(file.read_text("utf-8"))).encode())
     return digest.hexdigest()[:16]
