@@ -23,7 +23,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     scaled = PRESETS[preset]
     config = ConfigDict()
     config.name = ""  # names the results folder
-    config.model = "smollm2-135m"  # or a folder or file with a checkpoint
+    config.model = "smollm2-135m"  # or tiny_lm, or a checkpoint's folder or file
 
     # `paged_jax.EngineConfig`: fields of the same names with the same meanings.
     config.engine = ConfigDict()

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from experiments.models import load_model
 from experiments.token_check import TIE, one_sequence
-from paged_jax import LoadedModel, compilation_cache, load_model
+from paged_jax import LoadedModel, compilation_cache
 from paged_jax.models import llama
 
 _REQUESTS = flags.DEFINE_integer("requests", 0, "how many requests to check; 0: all")

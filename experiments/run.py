@@ -24,6 +24,7 @@ from experiments.environment import describe
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
+from experiments.models import load_model
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
@@ -32,7 +33,6 @@ from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
 from paged_jax.models.checkpoint import CheckpointError
-from paged_jax.models.load import load_model
 from paged_jax.models.packed import pack_model
 from paged_jax.sampling_params import RequestError
 
