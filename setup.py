@@ -12,6 +12,7 @@ REQUIRES = [
     "gguf>=0.17",
     "jax>=0.10.2",
     "jinja2>=3.1",
+    "llvmlite>=0.44",
     "matplotlib>=3.9",
     "ml_collections>=1.0",
     "numpy>=2.0",

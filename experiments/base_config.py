@@ -23,7 +23,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     scaled = PRESETS[preset]
     config = ConfigDict()
     config.name = ""  # names the results folder
-    config.model = "smollm2-135m"  # or a folder or file with a checkpoint
+    config.model = "smollm2-135m"  # or tiny_lm, or a checkpoint's folder or file
 
     # `paged_jax.EngineConfig`: fields of the same names with the same meanings.
     config.engine = ConfigDict()
@@ -39,7 +39,8 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.chunked_prefill = True
     # The paper's 1% is 10 of its 983 blocks; 10 of the 128 here are 8%.
     config.engine.watermark = 0.08
-    config.engine.attention_backend = "xla"
+    config.engine.attention_backend = "auto"
+    config.engine.products = "auto"
     config.engine.dtype = "float32"
     config.engine.steps_per_sync = 32
 

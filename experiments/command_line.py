@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.base_config import PRESETS
 from experiments.errors import UserError
+from paged_jax.engine import MAX_SEED
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIG = "headline"
@@ -163,7 +164,12 @@ def _define(values: flags.FlagValues) -> None:
         "out", "", "Results folder; default results/NAME-TIME.", flag_values=values
     )
     flags.DEFINE_integer(
-        "seed", 0, "Decides lengths, texts and arrivals.", flag_values=values
+        "seed",
+        0,
+        "Decides lengths, texts and arrivals.",
+        lower_bound=0,
+        upper_bound=MAX_SEED,
+        flag_values=values,
     )
     flags.DEFINE_bool(
         "resume",

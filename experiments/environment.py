@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def describe() -> dict[str, Any]:
     """Returns what a reader needs to judge or repeat the timings; starts JAX."""
     devices = jax.devices()
     return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},

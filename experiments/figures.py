@@ -62,7 +62,8 @@ def draw_all(
         else:
             figures["utilization.png"] = (
                 "Where the slots of the KV pool are, mean over the iterations in which "
-                "requests wait.",
+                "requests wait: few of them under Poisson arrivals, and if none ever "
+                "waits, all iterations.",
                 draw_breakdown(rows),
             )
             figures["throughput.png"] = (

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.errors import UserError
+
 _FILE = Path(__file__).parent / "data" / "length_quantiles.json"
+# Drawing again and again is no way to meet a model length that next to nothing fits.
+_LEAST_SHARE = 0.01
 
 
 def datasets() -> tuple[str, ...]:
@@ -54,18 +58,35 @@ def draw_lengths(
 
     Returns:
       i64[N, 2], input and output lengths; each pair sums to `max_model_len` or less.
+
+    Raises:
+      UserError: next to no pair of lengths fits the model length.
     """
+
+    def lengths(which: str, share: np.ndarray) -> np.ndarray:
+        scaled = np.rint(quantile(dataset, which, share) / scale)
+        # What is too long anyway is kept in the range of integers.
+        return np.clip(scaled, 1, max_model_len + 1).astype(np.int64)
+
+    shares = (np.arange(1000) + 0.5) / 1000
+    inputs, outputs = lengths("input", shares), lengths("output", shares)
+    fit = np.searchsorted(outputs, max_model_len - inputs, side="right").mean() / 1000
+    if fit < _LEAST_SHARE:
+        raise UserError(
+            f"{100 * fit:.1f}% of {dataset}'s lengths, divided by "
+            f"workload.length_scale {scale:g}, fit engine.max_model_len "
+            f"{max_model_len}; raise one of the two"
+        )
     kept = np.zeros((0, 2), np.int64)
     while len(kept) < count:
         missing = count - len(kept)
         pairs = np.stack(
             [
-                quantile(dataset, which, _stratified(rng, missing)) / scale
+                lengths(which, _stratified(rng, missing))
                 for which in ("input", "output")
             ],
             axis=1,
         )
-        pairs = np.maximum(np.rint(pairs).astype(np.int64), 1)
         kept = np.concatenate([kept, pairs[pairs.sum(1) <= max_model_len]])
     return kept
 

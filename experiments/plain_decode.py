@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from experiments.models import load_model
 from experiments.token_check import TIE, one_sequence
-from paged_jax import LoadedModel, compilation_cache, load_model
+from paged_jax import LoadedModel, compilation_cache
 from paged_jax.models import llama
 
 _REQUESTS = flags.DEFINE_integer("requests", 0, "how many requests to check; 0: all")
@@ -67,7 +68,7 @@ def _choices(config, params, tokens, count):
     """Returns the likeliest next token at each position, and its lead over the real."""
     batch, cache = one_sequence(config, tokens, count)
     everywhere = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    batch = batch._replace(sample_index=everywhere)
+    batch = batch._replace(sample_index=everywhere, num_samples=count)
     logits, _ = llama.forward(config, params, batch, cache, "reference")
     following = jnp.roll(tokens, -1)
     real = jnp.take_along_axis(logits, following[:, None], axis=1)[:, 0]

@@ -35,8 +35,11 @@ def render(
     return environment.get_template("report.html.jinja").render(
         name=summary["experiment"],
         description=description,
+        about=_about(summary["config"], summary["environment"], set(swept)),
         columns=tables.HEADLINE,
         headline=tables.headline_rows(rows),
+        detail_columns=tables.DETAILS,
+        details=tables.detail_rows(rows),
         gains=tables.gain_rows(rows, swept),
         claims=[
             {
@@ -57,6 +60,50 @@ def render(
         environment=json.dumps(summary["environment"], indent=2),
         command=command,
     )
+
+
+def _about(
+    config: dict[str, Any], environment: dict[str, Any], swept: set[str]
+) -> list[tuple[str, str]]:
+    """Returns what was run, where and when, as names and values."""
+
+    def value(key: str) -> Any:
+        *group, name = key.split(".")
+        inside = config[group[0]] if group else config
+        return "(as swept)" if key in swept else inside[name]
+
+    lengths = (
+        f"{value('workload.lengths')}'s, divided by {value('workload.length_scale')}"
+    )
+    if value("workload.prompt_lengths") == "as_is":
+        lengths += " (outputs only; prompts as they are)"
+    blocks = value("engine.num_blocks")
+    budget = (
+        f"{value('engine.full_length_requests')} requests of the model length"
+        if blocks is None
+        else f"{blocks} blocks"
+    )
+    git = environment["git"]
+    changed = ", with changes" if git and git["dirty"] else ""
+    return [
+        ("model", f"{value('model')}, {value('engine.dtype')}"),
+        ("preset", value("preset")),
+        ("lengths", lengths),
+        ("model length", f"{value('engine.max_model_len')} tokens"),
+        ("KV budget", budget),
+        (
+            "machine",
+            f"{environment['cpu']}, {environment['cores']} cores, "
+            f"{environment['memory_bytes'] / 2**30:.0f} GiB; JAX on "
+            + ", ".join(environment["devices"]),
+        ),
+        (
+            "versions",
+            f"Python {environment['python']}, jax {environment['packages']['jax']}",
+        ),
+        ("started", environment.get("started", "unknown")),
+        ("commit", git["commit"] + changed if git else "unknown"),
+    ]
 
 
 def _workloads(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

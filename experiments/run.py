@@ -22,7 +22,9 @@ from experiments.command_line import (
 )
 from experiments.environment import describe
 from experiments.errors import UserError
+from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
+from experiments.models import load_model
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
@@ -31,7 +33,7 @@ from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
 from paged_jax.models.checkpoint import CheckpointError
-from paged_jax.models.load import load_model
+from paged_jax.models.packed import pack_model
 from paged_jax.sampling_params import RequestError
 
 EXIT_BAD_INPUT = 2
@@ -55,8 +57,9 @@ def main(argv: list[str] | None = None) -> int:
             for name, path in config_files().items():
                 print(f"{name:12} {first_line(path)}")
             return 0
-        experiment = Experiment(command, console)
-        experiment.run()
+        with Interrupts() as interrupts:
+            experiment = Experiment(command, console, interrupts)
+            experiment.run()
         return 0
     except (UserError, ConfigError, RequestError, CheckpointError) as error:
         if experiment is not None and experiment.folder is not None:
@@ -76,7 +79,7 @@ class Experiment:
       folder: where the results go; None before it is opened.
     """
 
-    def __init__(self, command: Command, console: Console):
+    def __init__(self, command: Command, console: Console, interrupts: Interrupts):
         """Reads and checks all settings; loads nothing yet.
 
         Raises:
@@ -84,6 +87,7 @@ class Experiment:
         """
         self._command = command
         self._console = console
+        self._interrupts = interrupts
         config = command.config
         values = flat(config)
         self._name, self._claims = str(values["name"]), str(values["claims"])
@@ -100,7 +104,7 @@ class Experiment:
         check_claims(self._claims, [], [])
         self.folder: ResultsFolder | None = None
         self._plan_shown = False
-        self._models: dict[tuple[str, str], Any] = {}
+        self._models: dict[tuple[str, str, str], Any] = {}
         self._workloads: dict[Any, Workload] = {}
 
     def run(self) -> None:
@@ -112,11 +116,12 @@ class Experiment:
             done = len(self.cells) - len(waiting)
             self._console.print(f"{done} of {len(self.cells)} cells are done already")
         if waiting:
-            compilation_cache.enable()
+            _enable_compilation_cache()
         with self._progress() as progress:
             bar = progress.add_task("cells", total=len(self.cells), note="")
             progress.advance(bar, len(self.cells) - len(waiting))
             for cell in waiting:
+                self._interrupts.check()
                 self._run_cell(folder, cell, progress)
                 progress.advance(bar)
         self._finish(folder)
@@ -161,6 +166,7 @@ class Experiment:
                 progress.console.print(tables.memory_plan_table("Memory plan", plan))
 
         def on_progress(done: int) -> None:
+            self._interrupts.check()
             progress.update(task, completed=done, note="")
 
         run = run_cell(
@@ -185,10 +191,12 @@ class Experiment:
         gc.collect()
 
     def _model(self, cell: Cell) -> Any:
-        name, dtype = cell.model, cell.engine.dtype
-        if (name, dtype) not in self._models:
-            self._models = {(name, dtype): load_model(name, dtype)}
-        return self._models[name, dtype]
+        engine = cell.engine
+        key = cell.model, engine.dtype, engine.products
+        if key not in self._models:
+            model = load_model(cell.model, engine.dtype)
+            self._models = {key: pack_model(model, engine.products)}
+        return self._models[key]
 
     def _workload(self, cell: Cell, model: Any) -> Workload:
         key = (cell.model, cell.seed, cell.workload, cell.engine.max_model_len)
@@ -291,6 +299,13 @@ def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
             "continuous run before to derive it from; set --config.workload.rate"
         )
     return found
+
+
+def _enable_compilation_cache() -> None:
+    try:
+        compilation_cache.enable()
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _command(words: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ HEADLINE = (
     "running",
     "s/token",
     "TTFT",
-    "preempted",
+    "preempt",
     "saved",
 )
 
@@ -66,6 +66,44 @@ def headline_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
                 f"{metrics['ttft_s']['p50']:.2f}",
                 f"{metrics['preemptions']}",
                 f"{metrics['blocks_saved']:.1f}",
+            ]
+        )
+    return found
+
+
+DETAILS = (
+    "TTFT p50",
+    "p99",
+    "TPOT p50",
+    "p99",
+    "scheduling",
+    "tables",
+    "copied",
+    "syncs",
+    "compiled",
+    "peak RSS",
+)
+
+
+def detail_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
+    """Returns the metrics that `headline_rows` leaves out as text, by workload."""
+    found: dict[str, list[list[str]]] = {}
+    for row in rows:
+        metrics = row["metrics"]
+        ttft, tpot = metrics["ttft_s"], metrics["tpot_s"]
+        found.setdefault(row["cell"]["workload"].replace("_", " "), []).append(
+            [
+                row["label"],
+                f"{ttft['p50']:.2f}",
+                f"{ttft['p99']:.2f}",
+                f"{1e3 * tpot['p50']:.1f}",
+                f"{1e3 * tpot['p99']:.1f}",
+                f"{metrics['schedule_us']:.0f}",
+                f"{metrics['block_table_bytes'] / 1024:.1f}",
+                f"{metrics['cow_bytes'] / 2**20:.1f}",
+                f"{metrics['host_syncs_per_token']:.4f}",
+                f"{metrics['compilations']}",
+                f"{metrics['peak_rss_bytes'] / 2**20:.0f}",
             ]
         )
     return found

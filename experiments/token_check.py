@@ -139,6 +139,7 @@ def one_sequence(
             num_tiles=jnp.int32(0),
         ),
         sample_index=count[None] - 1,
+        num_samples=jnp.int32(1),
     )
     cache = init_kv_cache(
         config.num_layers,

@@ -18,6 +18,7 @@ class TokenBatch(NamedTuple):
       attention: what each token attends to.
       sample_index: i32[M]. Which tokens' hidden states go through the head. Entries
         past the number of sampled tokens are 0, and their logits are not used.
+      num_samples: i32[]. How many are sampled.
     """
 
     tokens: jax.Array
@@ -25,3 +26,4 @@ class TokenBatch(NamedTuple):
     slots: jax.Array
     attention: AttentionMetadata
     sample_index: jax.Array
+    num_samples: jax.Array

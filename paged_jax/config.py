@@ -1,11 +1,17 @@
 """Settings of the engine, and the part of them that is compiled into a step."""
 
 import dataclasses
+import math
 
+from paged_jax.field_types import check_types
+from pallas_kernels import BACKENDS
+
+# The names in `memory_managers.MANAGERS`, which imports this module.
 MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute",)
-ATTENTION_BACKENDS = ("reference", "xla", "pallas")
+ATTENTION_BACKENDS = ("auto", *BACKENDS)
+PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -23,7 +29,8 @@ class EngineConfig:
       num_blocks: KV blocks, the null block not counted. None: enough for
         `full_length_requests` requests of `max_model_len` tokens.
       full_length_requests: the KV budget if `num_blocks` is None.
-      max_model_len: longest sequence, prompt and output together, in tokens.
+      max_model_len: longest sequence, prompt and output together, in tokens; no more
+        than the model was made for.
       max_seqs: most sequences that run at once.
       max_requests: requests that the device holds at once, waiting ones included. More
         may be submitted; they wait on the host.
@@ -43,7 +50,11 @@ class EngineConfig:
       sharing: whether blocks are shared: those of registered prefixes, and a prompt's
         among the sequences of its request; paged memory only.
       preemption: what happens to the latest-arrived request when blocks run out.
-      attention_backend: `reference`, `xla` or `pallas` (NVIDIA GPUs, jax >= 0.11).
+      attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
+        jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
+        `auto`: `cpu` where it takes the model, else `xla`.
+      products: what multiplies with the weights: `auto`, which packs them for our own
+        code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`.
       kv_dtype: dtype of the KV cache; None: that of the weights.
       steps_per_sync: most steps the device runs before the host looks.
@@ -68,7 +79,8 @@ class EngineConfig:
     batching: str = "continuous"
     sharing: bool = True
     preemption: str = "recompute"
-    attention_backend: str = "xla"
+    attention_backend: str = "auto"
+    products: str = "auto"
     dtype: str = "float32"
     kv_dtype: str | None = None
     steps_per_sync: int = 16
@@ -78,11 +90,13 @@ class EngineConfig:
     debug: bool = False
 
     def __post_init__(self):
-        """Raises ConfigError for a setting that is out of range."""
+        """Raises ConfigError for a setting of the wrong type or out of range."""
+        check_types(self, ConfigError)
         _check_choice("memory", self.memory, MEMORY_MANAGERS)
         _check_choice("batching", self.batching, BATCHING)
         _check_choice("preemption", self.preemption, PREEMPTION)
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_choice("products", self.products, PRODUCTS)
         _check_choice("dtype", self.dtype, DTYPES)
         if self.kv_dtype is not None:
             _check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -104,6 +118,11 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 1 or more"
                 )
+        if not math.isfinite(self.full_length_requests):
+            raise ConfigError(
+                f"full_length_requests is {self.full_length_requests}; it must be "
+                "finite"
+            )
         if not 0 <= self.watermark < 1:
             raise ConfigError(
                 f"watermark is {self.watermark}; it must be from 0 to below 1"
@@ -164,7 +183,6 @@ class EngineConfig:
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
             several=self.max_n > 1,
-            attention_backend=self.attention_backend,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
             log_length=self.steps_per_sync if self.record else 0,
@@ -194,7 +212,6 @@ class StepConfig:
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
       several: whether a request may ask for several sequences.
-      attention_backend: which kernel.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
       log_length: rows of the log; 0 compiles the recording out.
@@ -213,7 +230,6 @@ class StepConfig:
     watermark_blocks: int
     sharing: bool
     several: bool
-    attention_backend: str
     max_stop_ids: int
     max_logprobs: int
     log_length: int

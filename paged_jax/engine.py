@@ -1,6 +1,8 @@
 """The engine: requests in, text out; the host's side of the serving loop."""
 
 import dataclasses
+import operator
+import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,8 +14,10 @@ from paged_jax.config import ConfigError, EngineConfig
 from paged_jax.device_loop import DeviceLoop
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.memory_plan import MemoryPlan
+from paged_jax.model_checks import check_model, choose_backend
 from paged_jax.model_forward import ModelForward
 from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
+from paged_jax.models.packed import pack_model
 from paged_jax.outputs import RequestOutput
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.request_record import RequestRecord
@@ -25,6 +29,8 @@ from paged_jax.stats import EngineStats
 from paged_jax.step import Program
 
 Prompt = str | Sequence[int]
+# Its successor, half of the key of requests without a seed, has 32 bits.
+MAX_SEED = 2**32 - 2
 
 
 class Engine:
@@ -52,30 +58,48 @@ class Engine:
         Args:
           model: config, parameters and tokenizer.
           config: the settings.
-          seed: of the random draws of requests that have no seed of their own.
+          seed: of the random draws of requests that have no seed of their own; from 0
+            to `MAX_SEED`.
           victim: which running sequence to preempt when blocks run out.
 
         Raises:
           ConfigError: a setting that does not go with the model.
         """
         self.config = config = config or EngineConfig()
-        self.model = model
+        check_model(config, model.config)
+        self.model = model = pack_model(model, config.products)
         self.tokenizer = model.tokenizer
-        if config.dtype != model.config.dtype:
-            raise ConfigError(
-                f"dtype is {config.dtype} and the model was loaded as "
-                f"{model.config.dtype}; load it with that dtype"
-            )
+        if not 0 <= seed <= MAX_SEED:
+            raise ConfigError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
         self._static = config.step_config()
         manager = MANAGERS[config.memory]
-        forward = ModelForward(model.config, config.attention_backend)
+        backend = choose_backend(
+            config.attention_backend,
+            model.config.head_dim,
+            config.kv_dtype or model.config.dtype,
+        )
+        forward = ModelForward(model.config, backend)
         program = Program(self._static, forward, manager.on_device(), victim)
-        self._device = DeviceLoop(program, manager, config, model.config, model.params)
+        try:
+            self._device = DeviceLoop(
+                program, manager, config, model.config, model.params
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            slots = self._static.num_blocks * self._static.block_size
+            size = slots * model.config.kv_bytes_per_token(config.kv_dtype)
+            raise ConfigError(
+                f"a KV cache of {self._static.num_blocks} blocks takes "
+                f"{size / 2**30:.3g} GiB, and memory for it, and what is kept of "
+                f"{config.max_requests} requests, is not there; lower num_blocks or "
+                "full_length_requests"
+            ) from None
         self._table = RequestTable(self._device, manager, config, self._static, seed)
         self._ready: list[RequestOutput] = []
         self._arrivals = 0
-        # Of each request: tokens of the prompt and of an output, and number of outputs.
-        self._lengths: list[tuple[int, int, int]] = []
+        # Of each request: tokens of the prompt and of each output.
+        self._lengths: list[tuple[int, tuple[int, ...]]] = []
 
     @classmethod
     def from_pretrained(
@@ -155,7 +179,8 @@ class Engine:
         )
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
-        self._lengths.append((len(tokens), params.max_tokens, params.num_sequences))
+        output = params.most_tokens(config.max_model_len - len(tokens))
+        self._lengths.append((len(tokens), (output,) * params.num_sequences))
         self._table.add(record)
         return name
 
@@ -403,16 +428,27 @@ class Engine:
                 prompt, add_special_tokens=add_special_tokens
             )
         else:
-            tokens = prompt
+            try:
+                tokens = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise RequestError(
+                    f"a prompt is {reprlib.repr(prompt)}; it must be text or a list of "
+                    "token ids"
+                ) from None
         if len(tokens) == 0:
             raise RequestError("the prompt is empty; give it at least one token")
-        return tuple(int(token) for token in tokens)
+        return tuple(tokens)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Returns prompts as a list; one text or one list of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, (Sequence, np.ndarray)):
+        raise RequestError(
+            f"prompts is {reprlib.repr(prompts)}; it must be a prompt or a list of "
+            "prompts, each text or a list of token ids"
+        )
     if len(prompts) and isinstance(prompts[0], (int, np.integer)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ class CompletionOutput:
 
     Attributes:
       index: which of the request's sequences.
-      text: the text so far, without the stop string that ended it.
+      text: the text so far, without the stop string or stop token that ended it.
       token_ids: the tokens so far.
       cumulative_logprob: sum of the tokens' log-probabilities under the model.
       logprobs: for each token, log-probabilities by token id: its own and those of the

@@ -83,6 +83,7 @@ def pack(
             num_tiles=tile_stop[-1],
         ),
         sample_index=last_token,
+        num_samples=jnp.sum(sampling, dtype=jnp.int32),
     )
     place = jnp.zeros(num_rows, jnp.int32).at[order].set(jnp.where(sampling, rank, 0))
     return batch, place[plan.source] if config.groups else place

@@ -12,6 +12,7 @@ from paged_jax.config import StepConfig
 from paged_jax.fork import blocks_to_fork
 from paged_jax.groups import rows_of_group
 from paged_jax.memory_managers import MemoryManager
+from paged_jax.paged_memory import shared_tokens
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
@@ -37,7 +38,8 @@ class Preemption(NamedTuple):
       copying: bool[S]. Rows that copy a shared block before they write to it.
       wanted: i32[]. Blocks that the step takes.
       count: i32[]. Number of victims; a group is one.
-      recomputed: i32[]. Tokens they had in the cache and will compute again.
+      recomputed: i32[]. Tokens they had in the cache and will compute again; those of a
+        held prefix are still there to be shared.
     """
 
     chunk: jax.Array
@@ -94,18 +96,20 @@ def preempt(
     ) -> tuple[SchedulerState, Preemption]:
         state, so_far = carry
         row = victim(state)
-        leader, lost = state.sequences.request[row], state.sequences.length[row]
+        slot, lost = state.sequences.request[row], state.sequences.length[row]
+        shared = shared_tokens(config, state.sequences, state.requests, slot)
         if config.groups:
             rows = rows_of_group(state, row)
             lost = _distinct_tokens(state, rows)
-            leader = state.requests.group[leader]
+            leader = state.requests.group[slot]
             chunk = jnp.where(rows, 0, so_far.chunk)
             state = _evict_all(config, manager, state, rows)
         else:
-            chunk = so_far.chunk.at[row].set(0)
+            leader, chunk = slot, so_far.chunk.at[row].set(0)
             state = _evict(config, manager, state, row)
         state = dataclasses.replace(state, queue=push_front(state.queue, leader))
-        return state, look(state, chunk, so_far.count + 1, so_far.recomputed + lost)
+        recomputed = so_far.recomputed + lost - shared
+        return state, look(state, chunk, so_far.count + 1, recomputed)
 
     return jax.lax.while_loop(
         short, preempt_one, (state, look(state, chunk, zero, zero))

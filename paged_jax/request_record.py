@@ -103,7 +103,7 @@ class RequestRecord:
 
     def _max_len(self, config: EngineConfig) -> int:
         size = len(self.tokens)
-        return size + min(self.params.max_tokens, config.max_model_len - size)
+        return size + self.params.most_tokens(config.max_model_len - size)
 
     def new_requests(
         self, config: EngineConfig, manager: MemoryManager, seed: int
@@ -132,7 +132,7 @@ class RequestRecord:
                     temperature=params.temperature,
                     top_p=params.top_p,
                     min_p=params.min_p,
-                    top_k=max(params.top_k, 0),
+                    top_k=min(max(params.top_k, 0), 2**31 - 1),
                     key=key,
                     group=self.sequences[0].slot,
                     sample=sequence.number,

@@ -109,6 +109,7 @@ class RequestTable:
         outputs = self._device.collect(_slots(to_read))
         for sequence, output in zip(to_read, outputs, strict=True):
             sequence.take_tokens(output)
+            self._device.stats.output_tokens -= sequence.num_dropped
         stopped = [s for s in to_read if s.ended and not s.ended_on_device]
         self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
         done = [r for r in changed if r.ended]

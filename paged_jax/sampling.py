@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from paged_jax.requests import SamplingState
 
-_GROUP = 256  # tokens summed together when a cumulative distribution is searched
+_GROUP = 256  # tokens that are summed, or compared, together
 _EXCLUDED = -jnp.inf
 
 
@@ -49,7 +49,7 @@ def sample(
     Returns:
       The tokens, greedy where the temperature is 0.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    greedy = most_likely(logits)
     random = sampling.temperature > 0
     tokens = jax.lax.cond(
         jnp.any(random),
@@ -64,6 +64,25 @@ def sample(
         top = jnp.zeros((logits.shape[0], 0), jnp.float32)
         top_ids = jnp.zeros((logits.shape[0], 0), jnp.int32)
     return Samples(tokens, chosen - normalizer, top_ids, top - normalizer[:, None])
+
+
+def most_likely(logits: jax.Array) -> jax.Array:
+    """Returns i32[M], the first of the largest logits f32[M, V] of each row.
+
+    In two levels, group and token: XLA's argmax of a whole row on CPU compares one
+    number at a time, and takes 14 times as long.
+    """
+    groups = _in_groups(logits, _EXCLUDED)
+    group = jnp.argmax(jnp.max(groups, axis=-1), axis=-1)
+    inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]
+    return (group * _GROUP + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+def _in_groups(values: jax.Array, padding: float) -> jax.Array:
+    """Returns f32[M, G, `_GROUP`] of f32[M, V]."""
+    rows, vocab = values.shape
+    pad = ((0, 0), (0, -vocab % _GROUP))
+    return jnp.pad(values, pad, constant_values=padding).reshape(rows, -1, _GROUP)
 
 
 def _draw(
@@ -170,9 +189,7 @@ def _search(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       i32[M], tokens of positive weight.
     """
-    rows, vocab = weights.shape
-    padded = jnp.pad(weights, ((0, 0), (0, -vocab % _GROUP)))
-    groups = padded.reshape(rows, -1, _GROUP)
+    groups = _in_groups(weights, 0.0)
     sums = jnp.cumsum(jnp.sum(groups, axis=-1), axis=-1)
     group, left = _locate(sums, uniform * sums[:, -1])
     inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]

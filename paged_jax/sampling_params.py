@@ -1,7 +1,10 @@
 """What a user asks of the tokens of a request; names and defaults as in vLLM."""
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
+
+from paged_jax.field_types import check_types
 
 
 class RequestError(ValueError):
@@ -25,9 +28,11 @@ class SamplingParams:
       min_p: keep tokens at least this share as likely as the likeliest; 0 keeps all.
       seed: makes the random draws of this request repeatable; None takes one from the
         engine's seed and the order of arrival.
-      max_tokens: most tokens to generate; fewer if the model length is reached.
+      max_tokens: most tokens to generate; fewer if the model length is reached, which
+        alone ends the output if this is None.
       stop: strings that end the output; they are not part of it.
-      stop_token_ids: tokens that end the output, beside the model's end-of-text.
+      stop_token_ids: tokens that end the output, beside the model's end-of-text. The
+        one that did is the last of `token_ids`, and no part of the text.
       ignore_eos: whether to go on past end-of-text.
       logprobs: number of alternatives whose log-probabilities are reported for each
         token, beside its own; None reports none.
@@ -40,14 +45,15 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 16
+    max_tokens: int | None = 16
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self):
-        """Raises RequestError for a value out of range."""
+        """Raises RequestError for a value of the wrong type or out of range."""
+        check_types(self, RequestError, skip=("stop", "stop_token_ids"))
         _check(self.n >= 1, "n", self.n, "1 or more")
         if self.best_of is not None:
             _check(
@@ -58,18 +64,22 @@ class SamplingParams:
                     f"best_of is {self.best_of} and temperature 0; greedy sequences "
                     "are all the same: leave best_of out or raise the temperature"
                 )
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = _items("stop", self.stop, str, "text or a list of texts")
         if any(not s for s in stop):
             raise RequestError(
                 "stop has an empty string; every output would end at once"
             )
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        ids = _items(
+            "stop_token_ids", self.stop_token_ids, numbers.Integral, "a list of ids"
+        )
+        object.__setattr__(self, "stop_token_ids", ids)
         _check(self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_k >= -1, "top_k", self.top_k, "-1, 0 or more")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
-        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        if self.max_tokens is not None:
+            _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         if self.logprobs is not None:
             _check(self.logprobs >= 0, "logprobs", self.logprobs, "None, 0 or more")
         if self.seed is not None:
@@ -79,6 +89,28 @@ class SamplingParams:
     def num_sequences(self) -> int:
         """Sequences that are generated."""
         return self.n if self.best_of is None else self.best_of
+
+    def most_tokens(self, room: int) -> int:
+        """Returns how many tokens may be generated.
+
+        Args:
+          room: tokens that the model length leaves after the prompt.
+        """
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
+
+def _items(name: str, value: object, kind: type, allowed: str) -> tuple:
+    """Returns the items of a list; a lone text is a list of one, None is empty."""
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) and kind is str else value
+    try:
+        items = tuple(items)  # type: ignore[arg-type]
+    except TypeError:
+        items = (None,)
+    if not all(isinstance(item, kind) for item in items):
+        raise RequestError(f"{name} is {value!r}; it must be {allowed}")
+    return items
 
 
 def _check(holds: bool, name: str, value: float, allowed: str) -> None:

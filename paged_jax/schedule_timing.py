@@ -1,6 +1,7 @@
 """What scheduling costs: the same requests served with the model taken out."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -10,15 +11,51 @@ import jax.numpy as jnp
 from paged_jax.compat import COMPILER_OPTIONS
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
-from paged_jax.memory_managers import MANAGERS, MemoryManager
+from paged_jax.memory_managers import MANAGERS
 from paged_jax.model_forward import NoModel
 from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
 
+def greedy_requests(
+    config: EngineConfig, lengths: Sequence[tuple[int, Sequence[int]]]
+) -> list[NewRequest]:
+    """Returns requests of which only the lengths matter, in slots 0, 1, ...
+
+    Args:
+      config: the settings.
+      lengths: of each request, in order of arrival, the length of its prompt and those
+        of the outputs of its sequences.
+    """
+    reserve, limit = MANAGERS[config.memory].reserve, config.max_model_len
+    new: list[NewRequest] = []
+    for arrival, (prompt, outputs) in enumerate(lengths):
+        leader = len(new)
+        new += [
+            NewRequest(
+                slot=leader + sample,
+                tokens=[0] * prompt,
+                max_len=min(prompt + output, limit),
+                reserved_len=reserve(prompt, output, limit),
+                arrival=arrival,
+                prefix_row=-1,
+                stop_ids=(),
+                temperature=0.0,
+                top_p=1.0,
+                min_p=0.0,
+                top_k=0,
+                key=(0, 0),
+                group=leader,
+                sample=sample,
+            )
+            for sample, output in enumerate(outputs)
+        ]
+    return new
+
+
 def schedule_seconds(
     config: EngineConfig,
-    lengths: Sequence[tuple[int, int, int]],
+    lengths: Sequence[tuple[int, Sequence[int]]],
     *,
     max_iterations: int = 4000,
 ) -> float:
@@ -30,8 +67,7 @@ def schedule_seconds(
 
     Args:
       config: the settings.
-      lengths: prompt and output length of each request, and its number of sequences, in
-        order of arrival; at most `config.max_requests` sequences are used.
+      lengths: as for `greedy_requests`; of as many requests as there are slots for.
       max_iterations: where a long run is cut.
     """
     manager = MANAGERS[config.memory]
@@ -39,7 +75,9 @@ def schedule_seconds(
     program = Program(static, NoModel(), manager.on_device())
     dtype = jnp.dtype(jnp.float32)
     cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)
-    new = _requests(config, manager, lengths)
+    sequences = itertools.accumulate(len(outputs) for _, outputs in lengths)
+    count = sum(total <= config.max_requests for total in sequences)
+    new = greedy_requests(config, lengths[:count])
     packed = pack_requests(static, new, config.max_requests)
     run = jax.jit(
         run_steps,
@@ -61,36 +99,3 @@ def schedule_seconds(
 
     serve()  # compiles
     return min(serve() for _ in range(3))
-
-
-def _requests(
-    config: EngineConfig,
-    manager: MemoryManager,
-    lengths: Sequence[tuple[int, int, int]],
-) -> list[NewRequest]:
-    """Returns as many of the requests as there are slots for."""
-    new: list[NewRequest] = []
-    for arrival, (prompt, output, count) in enumerate(lengths):
-        leader = len(new)
-        if leader + count > config.max_requests:
-            break
-        new += [
-            NewRequest(
-                slot=leader + sample,
-                tokens=[0] * prompt,
-                max_len=min(prompt + output, config.max_model_len),
-                reserved_len=manager.reserve(prompt, output, config.max_model_len),
-                arrival=arrival,
-                prefix_row=-1,
-                stop_ids=(),
-                temperature=0.0,
-                top_p=1.0,
-                min_p=0.0,
-                top_k=0,
-                key=(0, 0),
-                group=leader,
-                sample=sample,
-            )
-            for sample in range(count)
-        ]
-    return new

@@ -68,6 +68,12 @@ class SequenceRecord:
         """Whether it has ended; the device may not know of a stop string yet."""
         return self.ended_on_device or self.stop_string is not None
 
+    @property
+    def num_dropped(self) -> int:
+        """Tokens that the device has generated past a stop string."""
+        kept = self.prompt_len + len(self.output_ids)
+        return 0 if self.stop_string is None else self.length - kept
+
     def update(
         self,
         status: RequestStatus,
@@ -111,6 +117,10 @@ class SequenceRecord:
                 ids = outputs.top_ids[position][kept].tolist()
                 values = outputs.top_logprobs[position][kept].tolist()
                 self._alternatives.append({**dict(zip(ids, values)), token: own})
+            # A stop token ends the text without being part of it, as in vLLM.
+            last = position == self.length - 1
+            if last and self.status == RequestStatus.FINISHED_STOP:
+                break
             if self._take_text(token):
                 self.end_now()
                 return

@@ -24,7 +24,7 @@ class SchedulerState:
       queue: the requests that wait.
       iteration: i32[]. Steps taken so far.
       static_batching: bool[]. Whether a batch runs until its longest member ends.
-      log: f32[G, F]. One row of `step_log.FIELDS` for each step since the host looked.
+      log: f32[G, F]. One row of `step_log.Field` for each step since the host looked.
       log_count: i32[]. Rows written.
     """
 

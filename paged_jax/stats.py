@@ -13,7 +13,7 @@ class EngineStats:
 
     Attributes:
       host_syncs: blocking reads of device values.
-      output_tokens: tokens generated.
+      output_tokens: tokens generated, those past a stop string apart.
       iterations: steps taken.
       device_seconds: wall-clock time in the device's loops, reading their reports
         included.

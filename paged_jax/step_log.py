@@ -32,7 +32,7 @@ class Field(enum.IntEnum):
     RETIRED = 12
     ADMITTED = 13
     PREEMPTED = 14
-    RECOMPUTED = 15  # tokens lost to preemption
+    RECOMPUTED = 15  # tokens lost to preemption, shared ones apart
     COPIED_BLOCKS = 16  # copy-on-write
 
 

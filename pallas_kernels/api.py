@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cpu.attention import paged_attention_cpu
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.xla import paged_attention_xla
 
-BACKENDS = ("reference", "xla", "pallas")
+BACKENDS = ("reference", "xla", "cpu", "pallas")
 MAX_BLOCK_SIZE = 256
 
 
@@ -36,8 +37,8 @@ def paged_attention(
         layer: which layer of the cache; an int, or an i32 scalar under a trace.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax; often `D ** -0.5`.
-        backend: "reference" (plain jnp, the oracle), "xla" (fast on CPU, works
-            anywhere) or "pallas" (NVIDIA Hopper).
+        backend: "reference" (plain jnp, the oracle), "xla" (works anywhere), "cpu"
+            (x86) or "pallas" (NVIDIA Hopper).
         interpret: "pallas" only. Whether to interpret the kernel on the CPU; None
             interprets where jax has no GPU.
 
@@ -59,6 +60,8 @@ def paged_attention(
         )
     if backend == "xla":
         return paged_attention_xla(q, k_cache, v_cache, layer, metadata, scale=scale)
+    if backend == "cpu":
+        return paged_attention_cpu(q, k_cache, v_cache, layer, metadata, scale=scale)
     # Imported late: the module needs a jax whose Pallas has the Mosaic GPU names.
     from pallas_kernels.compat import require_mosaic
 

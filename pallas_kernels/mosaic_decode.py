@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat
+from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.mosaic_decode_kernel import (
     KV_TILE,
@@ -32,9 +33,6 @@ STAGES = 4
 # Splits fill the machine, 132 processors, when tokens and heads alone do not.
 SPLIT_TARGET = 2 * 132
 MAX_SPLITS = 16
-HEAD_DIMS = (64, 128)
-MIN_BLOCK_SIZE = 8
-KV_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 def paged_attention_mosaic(
@@ -75,9 +73,15 @@ def paged_attention_mosaic(
         ValueError: a dtype, head dim, block size or group that the kernel does not
             handle.
     """
-    _check(q, k_cache)
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, kv_heads = k_cache.shape[1:4]
+    check_pallas(
+        num_heads=num_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        kv_dtype=k_cache.dtype,
+    )
     heads = num_heads // kv_heads
     group = -(-heads // 8) * 8
     unit = min(block_size, KV_TILE)
@@ -110,31 +114,6 @@ def paged_attention_mosaic(
     )
     out = _merge(*partials)
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
-
-
-def _check(q: jax.Array, k_cache: jax.Array) -> None:
-    _, num_heads, head_dim = q.shape
-    block_size, kv_heads = k_cache.shape[2:4]
-    if k_cache.dtype not in KV_DTYPES:
-        raise ValueError(
-            "The pallas attention backend takes a 16-bit KV cache, bfloat16 or "
-            f'float16, got {k_cache.dtype}; convert the cache, or use backend="xla".'
-        )
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(
-            f"The pallas attention backend takes head dims {HEAD_DIMS}, got "
-            f'{head_dim}; use backend="xla".'
-        )
-    if block_size < MIN_BLOCK_SIZE:
-        raise ValueError(
-            "The pallas attention backend takes block sizes from "
-            f'{MIN_BLOCK_SIZE} to 256, got {block_size}; use backend="xla".'
-        )
-    if num_heads > ROWS * kv_heads:
-        raise ValueError(
-            f"The pallas attention backend takes up to {ROWS} query heads on each KV "
-            f'head, got {num_heads // kv_heads}; use backend="xla".'
-        )
 
 
 def _choose_splits(rows: int, context: int) -> int:

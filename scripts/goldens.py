@@ -15,6 +15,7 @@ import numpy as np
 import regex
 import torch
 import transformers
+from golden_beams import make_beams
 
 VERSIONS = ("torch", "transformers", "gguf", "tokenizers", "numpy")
 SEQUENCE_LENGTH = 41
@@ -271,6 +272,7 @@ def main() -> None:
     torch.manual_seed(0)
     for name in MODELS:
         make_model(name, folder / name)
+    write_json(folder / "beams.json", make_beams(folder))
     (folder / "smollm2").mkdir(exist_ok=True)
     make_smollm2(folder / "smollm2", find_smollm2())
     versions = {name: metadata.version(name) for name in VERSIONS}

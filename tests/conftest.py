@@ -1,13 +1,15 @@
-"""What holds for every test: the CPU, the compilation cache, hypothesis's settings."""
+"""What all tests share: the CPU, the compilation cache, hypothesis, a trained model."""
 
 import os
+from pathlib import Path
 
 # Before anything imports JAX, which reads it once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
+import pytest
 
-from paged_jax import compilation_cache
+from paged_jax import LoadedModel, compilation_cache, load_model
 
 compilation_cache.enable()
 
@@ -18,3 +20,18 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def tiny_lm_folder() -> Path:
+    """The checkpoint of a small trained model; the first use takes two minutes."""
+    # Here, since few tests want it.
+    from experiments.tiny_lm.checkpoint_cache import trained
+
+    return trained()
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tiny_lm_folder) -> LoadedModel:
+    """A small trained model, whose tokens are bytes; see `experiments/tiny_lm`."""
+    return load_model(tiny_lm_folder)

@@ -80,7 +80,7 @@ def greedy(max_tokens: int, **fields) -> SamplingParams:
     )
 
 
-def drawn(max_tokens: int, seed: int | None = None, **fields) -> SamplingParams:
+def drawn(max_tokens: int | None, seed: int | None = None, **fields) -> SamplingParams:
     """Returns parameters of a request with random draws that does not stop early."""
     return SamplingParams(
         max_tokens=max_tokens, seed=seed, **{"ignore_eos": True, **fields}

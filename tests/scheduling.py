@@ -12,10 +12,11 @@ from paged_jax.config import EngineConfig
 from paged_jax.invariants import check_blocks, check_groups
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.sampling import Samples
+from paged_jax.schedule_timing import greedy_requests
 from paged_jax.scheduler import schedule
 from paged_jax.state import SchedulerState, has_work
 from paged_jax.step_log import Field, write_log
-from paged_jax.submit import NewRequest, init_scheduler, pack_requests, submit
+from paged_jax.submit import init_scheduler, pack_requests, submit
 
 LOG_LENGTH = 2048
 
@@ -84,30 +85,13 @@ def run_schedule(
     static = config.step_config()
     state = init_scheduler(static, manager, config.batching == "static")
     state = jax.tree.map(lambda x: x.copy(), state)
-    new = []
-    for arrival, (prompt, outputs) in enumerate(lengths):
-        outputs = (outputs,) if isinstance(outputs, int) else outputs
-        leader = len(new)
-        new += [
-            NewRequest(
-                slot=leader + i,
-                tokens=[7] * prompt,
-                max_len=prompt + output,
-                reserved_len=manager.reserve(prompt, output, config.max_model_len),
-                arrival=arrival,
-                prefix_row=-1,
-                stop_ids=[],
-                temperature=0.0,
-                top_p=1.0,
-                min_p=0.0,
-                top_k=0,
-                key=(0, 0),
-                group=leader,
-                sample=i,
-            )
-            for i, output in enumerate(outputs)
-        ]
-    packed = pack_requests(static, new, config.max_requests)
+    requests = [
+        (prompt, (outputs,) if isinstance(outputs, int) else outputs)
+        for prompt, outputs in lengths
+    ]
+    packed = pack_requests(
+        static, greedy_requests(config, requests), config.max_requests
+    )
     state = _submit(state, packed)
     state, sound = _run(static, manager.on_device(), state)
     assert all(sound.values()), [name for name, holds in sound.items() if not holds]

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from paged_jax import ConfigError, EngineConfig, RequestError, SamplingParams
-from paged_jax.config import token_buckets
+from paged_jax import MANAGERS, ConfigError, EngineConfig, RequestError, SamplingParams
+from paged_jax.config import MEMORY_MANAGERS, token_buckets
 
 REFUSED = [
     ({"block_size": 3}, "block_size is 3; it must be a power of two from 1 to 256"),
@@ -19,7 +20,8 @@ REFUSED = [
     ({"preemption": "swap"}, "preemption is 'swap'; it must be one of recompute"),
     (
         {"attention_backend": "triton"},
-        "attention_backend is 'triton'; it must be one of reference, xla, pallas",
+        "attention_backend is 'triton'; it must be one of "
+        "auto, reference, xla, cpu, pallas",
     ),
     ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16"),
     (
@@ -58,6 +60,23 @@ REFUSED = [
         "the KV budget is 7 blocks, and one request of max_model_len 80 takes 8",
     ),
     ({"full_length_requests": 0}, "the KV budget is 0 blocks, and one request of"),
+    (
+        {"full_length_requests": float("nan")},
+        "full_length_requests is nan; it must be finite",
+    ),
+    (
+        {"full_length_requests": float("inf")},
+        "full_length_requests is inf; it must be finite",
+    ),
+    # Of the wrong type.
+    ({"block_size": 16.0}, "block_size is 16.0; it must be an integer"),
+    ({"max_seqs": "4"}, "max_seqs is '4'; it must be an integer"),
+    ({"max_seqs": True}, "max_seqs is True; it must be an integer"),
+    ({"max_n": 2.0}, "max_n is 2.0; it must be an integer"),
+    ({"num_blocks": 12.5}, "num_blocks is 12.5; it must be an integer or None"),
+    ({"watermark": None}, "watermark is None; it must be a number"),
+    ({"sharing": "no"}, "sharing is 'no'; it must be True or False"),
+    ({"memory": None}, "memory is None; it must be text"),
 ]
 
 
@@ -73,6 +92,10 @@ def test_a_setting_out_of_range_is_refused_in_one_line(changes, message):
     ("fields", "message"),
     [
         ({"n": 0}, "n is 0; it must be 1 or more"),
+        ({"n": 2.0}, "n is 2.0; it must be an integer"),
+        ({"n": None}, "n is None; it must be an integer"),
+        ({"best_of": "3"}, "best_of is '3'; it must be an integer or None"),
+        ({"best_of": True}, "best_of is True; it must be an integer or None"),
         ({"n": 3, "best_of": 2}, "best_of is 2; it must be n=3 or more"),
         (
             {"best_of": 2, "temperature": 0},
@@ -93,6 +116,16 @@ def test_a_setting_out_of_range_is_refused_in_one_line(changes, message):
         ({"seed": 2**64}, f"seed is {2**64}; it must be from 0 to 2**64 - 1"),
         ({"stop": ""}, "stop has an empty string; every output would end at once"),
         ({"stop": ["a", ""]}, "stop has an empty string"),
+        ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be an integer or None"),
+        ({"max_tokens": "9"}, "max_tokens is '9'; it must be an integer or None"),
+        ({"temperature": None}, "temperature is None; it must be a number"),
+        ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
+        ({"ignore_eos": 1}, "ignore_eos is 1; it must be True or False"),
+        ({"stop": 3}, "stop is 3; it must be text or a list of texts"),
+        ({"stop": [3]}, "stop is [3]; it must be text or a list of texts"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5; it must be a list of ids"),
+        ({"stop_token_ids": "5"}, "stop_token_ids is '5'; it must be a list of ids"),
+        ({"stop_token_ids": [5.5]}, "stop_token_ids is [5.5]; it must be a list of"),
     ],
 )
 def test_a_bad_request_is_refused_in_one_line(fields, message):
@@ -100,6 +133,17 @@ def test_a_bad_request_is_refused_in_one_line(fields, message):
         SamplingParams(**fields)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_every_memory_manager_can_be_chosen():
+    assert sorted(MEMORY_MANAGERS) == sorted(MANAGERS)
+
+
+def test_numbers_of_numpy_are_welcome():
+    config = EngineConfig(block_size=np.int64(8), watermark=np.float32(0.25))
+    assert config == EngineConfig(block_size=8, watermark=0.25)
+    params = SamplingParams(max_tokens=np.int32(3), stop_token_ids=np.array([4]))
+    assert params == SamplingParams(max_tokens=3, stop_token_ids=(4,), temperature=1)
 
 
 def test_stop_is_one_string_or_several():

@@ -31,7 +31,9 @@ from paged_jax import (
     SamplingParams,
     step,
 )
+from paged_jax.engine import MAX_SEED
 from paged_jax.tokenizer import Tokenizer
+from pallas_kernels import compat
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_outputs_come_in_the_order_of_the_prompts(engine):
     outputs = engine.generate(asked, [greedy(n) for n in lengths])
     assert [list(o.prompt_token_ids) for o in outputs] == asked
     assert [len(tokens) for tokens in tokens_of(outputs)] == lengths
-    model = engine.model
+    model = tiny_model()
     for prompt, tokens in zip(asked, tokens_of(outputs)):
         oracle.assert_greedy(model.config, model.params, prompt, tokens)
     for output in outputs:
@@ -98,6 +100,19 @@ def test_the_sequence_ends_at_the_model_length(engine):
     assert output.finish_reason == "length"
 
 
+def test_without_max_tokens_the_model_length_ends_the_sequence(engine):
+    output = generate_one(engine, [3] * 50, greedy(None))
+    assert len(output.token_ids) == 14 and output.finish_reason == "length"
+
+
+def test_any_top_k_above_the_vocabulary_keeps_all(engine):
+    params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True)
+    all_kept = generate_one(engine, [3, 4], params).token_ids
+    for top_k in (128, 2**40):
+        one = dataclasses.replace(params, top_k=top_k)
+        assert generate_one(engine, [3, 4], one).token_ids == all_kept
+
+
 def test_a_prompt_of_all_but_one_token_gets_that_one(engine):
     assert len(generate_one(engine, [9] * 63, greedy(5)).token_ids) == 1
 
@@ -119,7 +134,7 @@ def test_times_are_in_order(engine):
 def test_end_of_text_ends_a_request_unless_ignored(engine):
     free = generate_one(engine, [3, 4, 5], greedy(12))
     eos = free.token_ids[5]
-    model = engine.model
+    model = tiny_model()
     ending = dataclasses.replace(model.config, eos_token_ids=(eos,))
     other = make_engine(model._replace(config=ending))
     place = free.token_ids.index(eos)
@@ -142,11 +157,32 @@ def test_stop_token_ids_end_a_request(engine):
 
 
 @pytest.mark.parametrize("steps", [1, 16])
+def test_a_stop_token_is_no_part_of_the_text(engine, steps):
+    free = generate_one(engine, [7, 8], greedy(12)).token_ids
+    stop = free[6]
+    end = free.index(stop)
+    params = greedy(12, stop_token_ids=[stop], stop=letter(stop))
+    name = engine.submit([7, 8], params, stream=True)
+    shown = []
+    while engine.has_unfinished():
+        shown += [output.outputs[0] for output in engine.step(max_steps=steps)]
+    assert shown[-1].text == text(free[:end])
+    assert shown[-1].token_ids == free[: end + 1]
+    assert shown[-1].stop_reason == stop, "it is not looked at for stop strings"
+    assert all(shown[-1].text.startswith(piece.text) for piece in shown), name
+    # The last token that max_tokens allows may be a stop token, too.
+    last = generate_one(engine, [7, 8], greedy(end + 1, stop_token_ids=[stop]))
+    assert (last.finish_reason, last.text) == ("stop", text(free[:end]))
+    assert generate_one(engine, [7, 8], greedy(end + 1)).text == text(free[: end + 1])
+
+
+@pytest.mark.parametrize("steps", [1, 16])
 def test_stop_strings_end_a_request_across_tokens(engine, steps):
     free = generate_one(engine, [3, 4, 5], greedy(20)).token_ids
     stop = text(free[7:10])
     end = text(free).index(stop) + 3  # tokens are characters
     params = greedy(20, stop=["never there", stop])
+    before = engine.stats.output_tokens
     name = engine.submit([3, 4, 5], params)
     other = engine.submit([11, 12], greedy(30))
     outputs = serve(engine, max_steps=steps)
@@ -154,6 +190,8 @@ def test_stop_strings_end_a_request_across_tokens(engine, steps):
     assert completion.token_ids == free[:end]
     assert completion.text == text(free[: end - 3])
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    # Tokens past the stop string are dropped, and not counted.
+    assert engine.stats.output_tokens - before == end + 30
     metrics = outputs[name].metrics
     assert metrics.finished_time >= metrics.first_token_time
     assert len(completion.token_ids) < 20
@@ -208,7 +246,7 @@ def test_step_returns_requests_with_stop_strings_at_their_end_only(engine):
 def test_log_probabilities_are_those_of_the_model(engine):
     prompt = [3, 9, 27, 81]
     output = generate_one(engine, prompt, greedy(8, logprobs=3))
-    model = engine.model
+    model = tiny_model()
     logits = oracle.logits(model.config, model.params, [*prompt, *output.token_ids])
     logits = logits[len(prompt) - 1 : -1]
     expected = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
@@ -449,6 +487,10 @@ def test_a_conversation_gets_no_second_start_token():
             "the prompt has 64 tokens and max_model_len is 64, which must hold one "
             "more; shorten the prompt or raise max_model_len",
         ),
+        ([3, 4.5], greedy(1), "a prompt is [3, 4.5]; it must be text or a list of"),
+        (["3"], greedy(1), "a prompt is ['3']; it must be text or a list of token ids"),
+        (None, greedy(1), "a prompt is None; it must be text or a list of token ids"),
+        ({"a": 3}, greedy(1), "a prompt is {'a': 3}; it must be text or a list of"),
         ([3, 128], greedy(1), "token id 128 is not in the vocabulary of 128 tokens"),
         ([-1], greedy(1), "token id -1 is not in the vocabulary of 128 tokens"),
         (
@@ -494,6 +536,13 @@ def test_generate_with_one_bad_prompt_submits_none(engine):
     assert engine.stats.iterations == before
 
 
+@pytest.mark.parametrize("prompts", [None, {"prompt": "a"}, 7])
+def test_generate_wants_prompts(engine, prompts):
+    with pytest.raises(RequestError, match="prompts is .*; it must be a prompt or a"):
+        engine.generate(prompts)
+    assert not engine.has_unfinished()
+
+
 def test_generate_wants_one_params_or_one_each(engine):
     with pytest.raises(RequestError, match="3 prompts and 2 SamplingParams; give one"):
         engine.generate([[3], [4], [5]], [greedy(1)] * 2)
@@ -531,6 +580,57 @@ def test_the_dtype_must_be_that_of_the_model():
     message = "dtype is bfloat16 and the model was loaded as float32; load it with"
     with pytest.raises(ConfigError, match=message):
         make_engine(dtype="bfloat16")
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1])
+def test_the_seed_has_a_range(seed):
+    make_engine(seed=MAX_SEED).generate([[3]], SamplingParams(max_tokens=1))
+    with pytest.raises(ConfigError, match=f"seed is {seed}; it must be from 0 to 4"):
+        make_engine(seed=seed)
+
+
+@pytest.mark.parametrize("divisors,limit", [((), 256), ((4.0,) * 4, 1024)])
+def test_the_model_length_is_one_that_the_model_was_made_for(divisors, limit):
+    # A linear scaling of the rotary embedding stretches it; one that keeps the fastest
+    # frequencies has its longer context in the checkpoint.
+    model = tiny_model(rope_divisors=divisors)
+    make_engine(model, max_model_len=limit, num_blocks=limit)
+    message = f"max_model_len is {limit + 1} and the model was made for {limit} tokens"
+    with pytest.raises(ConfigError, match=f"^{message}; lower max_model_len$"):
+        make_engine(model, max_model_len=limit + 1, num_blocks=2 * limit)
+    mixed = tiny_model(rope_divisors=(1.0, 1.0, 2.0, 8.0))
+    with pytest.raises(ConfigError, match="made for 256 tokens"):
+        make_engine(mixed, max_model_len=257, num_blocks=1024)
+
+
+@pytest.mark.skipif(not compat.has_mosaic(), reason="this jax is too old for pallas")
+@pytest.mark.parametrize(
+    "model,changes,message",
+    [
+        ({}, {}, "takes a 16-bit KV cache, bfloat16 or float16, got float32"),
+        ({}, {"kv_dtype": "bfloat16"}, r"takes head dims \(64, 128\), got 8;"),
+        ({"head_dim": 64}, {"kv_dtype": "float16"}, "block sizes from 8 to 256, got 4"),
+    ],
+)
+def test_what_the_pallas_backend_cannot_serve_is_refused_at_once(
+    model, changes, message
+):
+    model = tiny_model(**model)
+    with counted() as compilations, pytest.raises(ConfigError, match=message) as error:
+        make_engine(model, attention_backend="pallas", **changes)
+    assert "\n" not in str(error.value)
+    assert compilations == []
+
+
+@pytest.mark.skipif(compat.has_mosaic(), reason="this jax has the pallas backend")
+def test_a_jax_without_the_pallas_backend_says_so_at_once():
+    with pytest.raises(ConfigError, match=r"needs jax >= 0.11"):
+        make_engine(attention_backend="pallas")
+
+
+def test_a_pool_that_no_machine_can_hold_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="a KV cache of 1.* blocks takes .* GiB"):
+        make_engine(num_blocks=10**13)
 
 
 # ------------------------------------------------------------------ costs

@@ -18,6 +18,7 @@ from oracles import llama as oracle
 
 from paged_jax import Field, SamplingParams
 from pallas_kernels import compat
+from pallas_kernels.cpu.target import host_target
 
 PREFIX = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49]  # no multiple of 4 or 16
 
@@ -98,6 +99,9 @@ ENGINES = {
         block_size=64, num_blocks=3, token_budget=5
     ),
     "max": dict(memory="max", num_blocks=40),
+    "block size 8, XLA throughout": dict(
+        block_size=8, num_blocks=10, attention_backend="xla", products="xla"
+    ),
     "max, static": dict(memory="max", num_blocks=40, batching="static"),
     "pow2": dict(memory="pow2", num_blocks=40),
     "pow2, static": dict(memory="pow2", num_blocks=40, batching="static"),
@@ -106,6 +110,7 @@ ENGINES = {
 }
 PREEMPTS = {
     "block size 4",
+    "block size 8, XLA throughout",
     "block size 1, a host sync each step",
     "block size 16, reference attention",
 }
@@ -194,7 +199,10 @@ def test_nothing_reads_memory_that_holds_no_token(name):
 
 
 BACKENDS = (
-    ("reference", "xla", "pallas") if compat.has_mosaic() else ("reference", "xla")
+    "reference",
+    "xla",
+    *(("cpu",) if host_target() else ()),
+    *(("pallas",) if compat.has_mosaic() else ()),
 )
 
 

@@ -92,9 +92,19 @@ def test_batch_and_memory_change_nothing(name):
 def test_a_shared_prefix_changes_nothing(name, size):
     engine = engine_of(name)
     prefix = engine.register_prefix(PREFIX[:size])
+    engine.reset_stats()
     asked, params = zip(*REQUESTS)
     outputs = engine.generate(asked, params)
     assert [all_tokens(output) for output in outputs] == alone()
+    # Each prompt is computed once for all its sequences, what it shares never, and all
+    # but the last token of each output; and once more what was lost to preemption.
+    own = 0
+    for prompt, one in REQUESTS:
+        shares = prompt[:size] == PREFIX[:size]
+        own += len(prompt) - shares * min(size, len(prompt) - 1)
+        own += one.n * (one.max_tokens - 1)
+    again = engine.log[:, Field.RECOMPUTED].sum()
+    assert engine.log[:, Field.TOKENS].sum() == own + again
     engine.release_prefix(prefix)
     assert_all_free(engine)
 

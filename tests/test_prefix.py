@@ -131,6 +131,11 @@ def test_sharers_that_are_preempted_share_again(engine):
     assert tokens_of(engine.generate(asked, greedy(30))) == expected
     assert log_of(engine, Field.PREEMPTED).sum() > 0
     assert log_of(engine, Field.COPIED_BLOCKS).sum() > 6
+    # What a victim shares is not computed again: each token of its own once, those of
+    # the prefix never, and those that it lost once more. The last one of all is not.
+    own = 6 * (len(asked[0]) - len(PREFIX) + 30 - 1)
+    again = log_of(engine, Field.RECOMPUTED).sum()
+    assert log_of(engine, Field.TOKENS).sum() == own + again
 
 
 def test_the_longest_prefix_that_fits_is_shared(engine):

@@ -13,6 +13,7 @@ from engines import (
     make_engine,
     serve,
     text,
+    tiny_model,
 )
 
 from paged_jax import Engine, RequestError, SamplingParams
@@ -119,6 +120,8 @@ def test_each_sequence_ends_where_it_stops(engine):
         end = tokens.index(stop) + 1 if stop in tokens else 12
         assert completion.token_ids == tokens[:end]
         assert completion.finish_reason == ("stop" if stop in tokens else "length")
+        # The stop token is no part of the text.
+        assert completion.text == text(tokens[: end - (stop in tokens)])
     reasons = {c.finish_reason for c in output.outputs}
     assert reasons == {"stop", "length"}, "choose another seed"
 
@@ -134,11 +137,18 @@ def test_the_first_sequence_may_end_with_its_first_token(engine):
     assert all_tokens(one) == [tokens[:1] for tokens in free]
 
 
+def test_without_max_tokens_each_sequence_goes_on_to_the_model_length(engine):
+    output = generate_one(engine, drawn(None, seed=9, n=3), [3] * 50)
+    assert [len(tokens) for tokens in all_tokens(output)] == [14] * 3
+    assert {c.finish_reason for c in output.outputs} == {"length"}
+
+
 @pytest.mark.parametrize("steps", [1, 16])
 def test_stop_strings_end_their_own_sequence(engine, steps):
     free = all_tokens(generate_one(engine, drawn(20, seed=9, n=3)))
     stops = [text(free[0][4:6]), text(free[2][9:12])]
     params = drawn(20, seed=9, n=3, stop=stops)
+    before = engine.stats.output_tokens
     name = engine.submit(PROMPT, params)
     output = serve(engine, max_steps=steps)[name]
     first, second, third = output.outputs
@@ -146,6 +156,8 @@ def test_stop_strings_end_their_own_sequence(engine, steps):
     assert first.text == text(free[0][:4])
     assert second.token_ids == free[1] and second.finish_reason == "length"
     assert third.token_ids == free[2][:12] and third.stop_reason == stops[1]
+    # Tokens past the stop strings are dropped, and not counted.
+    assert engine.stats.output_tokens - before == 6 + 20 + 12
 
 
 def test_pieces_of_each_stream_add_up(engine):
@@ -261,7 +273,7 @@ def test_the_victim_rule_is_an_argument(engine):
         running = state.sequences.status == 1
         return (arrival + ~running * 1000).argmin().astype("int32")
 
-    other = Engine(engine.model, engine.config, victim=earliest_arrival)
+    other = Engine(tiny_model(), engine.config, victim=earliest_arrival)
     params = [drawn(25, seed=1, n=2), drawn(24, seed=3, n=2)]
     prompts = [[60] * 20, LONG]
     names = [other.submit(p, q) for p, q in zip(prompts, params)]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paged_jax.models.config import ModelConfig
-from paged_jax.models.llama import Params
+from paged_jax.models.decoder import Params
 from paged_jax.tokenizer import Tokenizer
 
 
@@ -18,7 +18,8 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         config: the model's shape.
-        params: the weights, in the tree that `llama.param_shapes(config)` describes.
+        params: the weights, in the tree that `llama.param_shapes(config)` describes, or
+            packed from it (`packed.pack_model`).
         tokenizer: the checkpoint's own tokenizer.
     """
 

@@ -95,6 +95,17 @@ class ModelConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
+    def context_length(self) -> int:
+        """Tokens that the model can see.
+
+        A linear scaling of the rotary embedding stretches the positions that it was
+        trained on by its factor, which is then every divisor; other scalings keep their
+        fastest frequencies, and state the longer context themselves.
+        """
+        stretch = min(self.rope_divisors, default=1.0)
+        return int(self.max_position_embeddings * stretch)
+
+    @property
     def num_params(self) -> int:
         """Number of weights; a tied head counts once."""
         layer = (

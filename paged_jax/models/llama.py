@@ -1,4 +1,4 @@
-"""A decoder of the Llama family whose keys and values live in the paged cache."""
+"""The parameters of a decoder of the Llama family, as a Flax module."""
 
 import functools
 from typing import Any
@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.batch import TokenBatch
-from paged_jax.kv_cache import KVCache, init_kv_cache, write_kv
+from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.models.config import ModelConfig
-from paged_jax.models.rope import inverse_frequencies, rotate, rotation
-from pallas_kernels.api import paged_attention
+from paged_jax.models.decoder import Params, decode
+from paged_jax.models.packed import PackedWeights, is_packed
 from pallas_kernels.metadata import AttentionMetadata
-
-Params = dict[str, Any]
 
 # Dense kernels are [in, out], the embedding [V, hidden]; see docs/design.md for what
 # other layouts cost on CPU.
@@ -91,23 +89,32 @@ class LayerWeights(nn.Module):
         return kernels, vectors
 
 
-class _Stack:
-    """The weights of all layers, for a layer index that is static or traced.
+class _PlainWeights:
+    """The weights as `Llama` declares them, for a layer index that is static or traced.
 
     A traced index picks a kernel with a `lax.switch` around its product alone: nothing
     is copied, where `lax.scan` over stacked kernels copies all of them on CPU, and the
     rest of a layer is compiled once. The vectors are small, and stacked.
     """
 
-    def __init__(self, layers: list[tuple[dict, dict]]):
+    def __init__(
+        self,
+        layers: list[tuple[dict, dict]],
+        embedding: jax.Array,
+        norm: jax.Array,
+        head: jax.Array,
+    ):
         self._kernels = [kernels for kernels, _ in layers]
         self._vectors = {
             name: jnp.stack([vectors[name] for _, vectors in layers])
             for name in layers[0][1]
         }
+        self._embedding, self._norm, self._head = embedding, norm, head
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        return self._embedding[tokens]
 
     def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
-        """Returns `x` dtype[N, in] times the named kernel of a layer, dtype[N, out]."""
         multiply = _multiply_halves if name == "down" else jnp.matmul
         if isinstance(layer, int):
             return multiply(x, self._kernels[layer][name])
@@ -117,8 +124,15 @@ class _Stack:
         return jax.lax.switch(layer, branches, x)
 
     def vector(self, name: str, layer: int | jax.Array) -> jax.Array:
-        """Returns a layer's vector of that name."""
         return self._vectors[name][layer]
+
+    def final_norm(self) -> jax.Array:
+        return self._norm
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(
+            x, self._head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        )
 
 
 def _multiply_halves(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -137,13 +151,6 @@ def _multiply_halves(x: jax.Array, kernel: jax.Array) -> jax.Array:
         preferred_element_type=jnp.float32,
     )
     return parts.sum(0).astype(x.dtype)
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Normalises the last axis by its root mean square, in float32."""
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return y.astype(x.dtype) * scale
 
 
 class Llama(nn.Module):
@@ -177,76 +184,20 @@ class Llama(nn.Module):
         dtype = jnp.dtype(c.dtype)
         shape = (c.vocab_size, c.hidden_size)
         embedding = self.param("embedding", _embedding_init, shape, dtype)
-        stack = _Stack(
-            [LayerWeights(c, name=f"layer_{i}")() for i in range(c.num_layers)]
-        )
+        layers = [LayerWeights(c, name=f"layer_{i}")() for i in range(c.num_layers)]
         norm = Norm(c.hidden_size, _LOGIT_SPREAD, name="norm")(dtype)
         head = embedding
         if not c.tie_embeddings:
             head = self.param("head", _embedding_init, shape, dtype)
-
-        frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_divisors)
-        turns = rotation(batch.positions, frequencies)
-
-        def layer(index, carry):
-            x, cache = carry
-            attended, cache = self._attention(stack, index, x, batch, cache, turns)
-            x = x + attended
-            return x + self._mlp(stack, index, x), cache
-
-        carry = embedding[batch.tokens], cache
-        if self.unroll:
-            for index in range(c.num_layers):
-                carry = layer(index, carry)
-        else:
-            carry = jax.lax.fori_loop(0, c.num_layers, layer, carry)
-        x, cache = carry
-        x = rms_norm(x[batch.sample_index], norm, c.rms_norm_eps)
-        logits = jax.lax.dot_general(
-            x, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-        )
-        return logits, cache
-
-    def _attention(
-        self,
-        stack: _Stack,
-        layer: int | jax.Array,
-        x: jax.Array,
-        batch: TokenBatch,
-        cache: KVCache,
-        turns: tuple[jax.Array, jax.Array],
-    ) -> tuple[jax.Array, KVCache]:
-        """Returns the attention branch, dtype[N, hidden], and the cache written."""
-        c = self.config
-        y = rms_norm(x, stack.vector("attention_norm", layer), c.rms_norm_eps)
-        qkv = stack.product("qkv", layer, y)
-        if c.qkv_bias:
-            qkv = qkv + stack.vector("qkv_bias", layer)
-        heads = qkv.reshape(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        q, k, v = jnp.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
-        if c.qk_norm:
-            q = rms_norm(q, stack.vector("q_norm", layer), c.rms_norm_eps)
-            k = rms_norm(k, stack.vector("k_norm", layer), c.rms_norm_eps)
-        q, k = rotate(q, turns), rotate(k, turns)
-        cache = write_kv(cache, layer, k, v, batch.slots)
-        attended = paged_attention(
-            q,
-            cache.k,
-            cache.v,
-            layer,
-            batch.attention,
-            scale=c.head_dim**-0.5,
+        weights = _PlainWeights(layers, embedding, norm, head)
+        return decode(
+            c,
+            weights,
+            batch,
+            cache,
             backend=self.attention_backend,
+            unroll=self.unroll,
         )
-        attended = attended.reshape(x.shape[0], c.num_heads * c.head_dim)
-        return stack.product("out", layer, attended), cache
-
-    def _mlp(self, stack: _Stack, layer: int | jax.Array, x: jax.Array) -> jax.Array:
-        """Returns the gated MLP's branch, dtype[N, hidden]."""
-        c = self.config
-        y = rms_norm(x, stack.vector("mlp_norm", layer), c.rms_norm_eps)
-        gate, up = jnp.split(stack.product("gate_up", layer, y), 2, axis=-1)
-        return stack.product("down", layer, jax.nn.silu(gate) * up)
 
 
 def forward(
@@ -257,7 +208,22 @@ def forward(
     backend: str = "xla",
     unroll: bool = False,
 ) -> tuple[jax.Array, KVCache]:
-    """Runs one step of the model as a pure function; see `Llama`."""
+    """Runs one step of the model as a pure function.
+
+    Args:
+        config: the model's shape.
+        params: what `Llama` declares, or what `packed.pack_params` made of it.
+        batch: the N tokens of the step.
+        cache: keys and values of the tokens before; donate it.
+        backend: of `pallas_kernels.api.paged_attention`.
+        unroll: see `Llama`.
+
+    Returns:
+        As `decoder.decode`.
+    """
+    if is_packed(params):
+        weights = PackedWeights(config, params, batch)
+        return decode(config, weights, batch, cache, backend=backend, unroll=False)
     model: Any = Llama(config, backend, unroll)
     return model.apply({"params": params}, batch, cache)
 
@@ -283,7 +249,7 @@ def _init(config: ModelConfig, key: jax.Array) -> Params:
     one = jnp.zeros(1, jnp.int32)
     none = jnp.int32(0)
     attention = AttentionMetadata(one[None], one, one, none, none, one, one, none)
-    batch = TokenBatch(one, one, one, attention, one)
+    batch = TokenBatch(one, one, one, attention, one, none)
     cache = init_kv_cache(
         config.num_layers,
         1,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.models.config import ModelConfig
-from paged_jax.models.llama import Params
+from paged_jax.models.decoder import Params
 
 # read(name, shape) -> the tensor of that Hugging Face name, checked to have that shape.
 ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]

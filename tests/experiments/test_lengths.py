@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from experiments.errors import UserError
 from experiments.lengths import datasets, draw_lengths, quantile
 
 
@@ -67,3 +68,14 @@ def test_the_same_seed_draws_the_same():
         for _ in range(2)
     )
     assert (first == second).all()
+
+
+@pytest.mark.parametrize("scale,limit", [(0.01, 256), (1e-300, 256), (1.0, 1)])
+def test_lengths_that_cannot_fit_the_model_are_refused(scale, limit):
+    with pytest.raises(UserError, match=r"0.0% of sharegpt's lengths, .* raise one of"):
+        draw_lengths(np.random.default_rng(0), 10, "sharegpt", scale, limit)
+
+
+def test_lengths_of_which_few_fit_are_drawn_all_the_same():
+    drawn = draw_lengths(np.random.default_rng(0), 50, "sharegpt", 1.0, 32)
+    assert drawn.shape == (50, 2) and drawn.sum(1).max() <= 32

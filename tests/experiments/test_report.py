@@ -1,10 +1,13 @@
+import json
 import re
 
 import pytest
 from test_claims import headline_rows
 from test_figures import with_details
 
+from experiments.base_config import base_config
 from experiments.claims import check_claims
+from experiments.environment import describe
 from experiments.report import render
 
 PNG = b"\x89PNG not really"
@@ -18,6 +21,8 @@ def summary():
         row["metrics"] |= {
             "normalized_latency_s": 0.1,
             "ttft_s": {"p50": 0.5, "p99": 1.0},
+            "tpot_s": {"p50": 0.0123, "p99": 0.0456},
+            "peak_rss_bytes": 3 * 2**30,
             "preemptions": 0,
             "blocks_saved": 0.0,
         }
@@ -32,8 +37,9 @@ def summary():
         }
     return {
         "experiment": "headline",
-        "config": {"seed": 0},
-        "environment": {"cpu": "some CPU"},
+        "config": json.loads(base_config("quick").to_json_best_effort())
+        | {"preset": "quick"},
+        "environment": describe() | {"cpu": "some CPU"},
         "rows": rows,
         "claims": check_claims("headline", rows, []),
     }
@@ -52,7 +58,13 @@ def test_the_report_has_all_that_a_reader_needs(summary):
         "python -m experiments.run",
         "What it is.",
         "Memory plan",
-    ):
+        # What was run, and by how much the lengths are scaled down.
+        "sharegpt&#39;s, divided by 4.0",
+        "8.0 requests of the model length",
+        "smollm2-135m, float32",
+        # Every metric that is reported.
+        ">0.50<", ">1.00<", ">12.3<", ">45.6<", ">20<", ">0.0100<", ">3072<",
+    ):  # fmt: skip
         assert text in html
 
 
@@ -65,12 +77,31 @@ def test_the_report_needs_no_other_file(summary):
 def test_everything_is_escaped(summary):
     evil = "<script>alert('x')</script>"
     summary["rows"][0]["label"] = evil
-    summary["config"]["workload"] = {"prompts": evil}
+    summary["config"]["workload"]["prompts"] = evil
     summary["environment"]["cpu"] = evil
     summary["claims"][0]["note"] = evil
     html = render(summary, {"a.png": (evil, PNG)}, evil, evil)
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 8
+    assert html.count("&lt;script&gt;") == 10
+
+
+def test_what_was_swept_is_not_given_one_value(summary):
+    swept = {"engine.full_length_requests": 4.0, "model": "a"}
+    for row in summary["rows"]:
+        row["cell"] |= swept
+    html = render(summary, {}, "c", "", swept)
+    assert "(as swept) requests of the model length" in html
+    assert "(as swept), float32" in html and "smollm2-135m, float32" not in html
+
+
+def test_a_budget_in_blocks_is_shown_as_one(summary):
+    summary["config"]["engine"]["num_blocks"] = 77
+    assert "77 blocks" in render(summary, {}, "c")
+
+
+def test_a_run_outside_of_git_has_a_report(summary):
+    summary["environment"]["git"] = None
+    assert "unknown" in render(summary, {}, "c")
 
 
 def test_claims_that_do_not_hold_are_marked(summary):

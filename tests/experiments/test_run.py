@@ -1,6 +1,7 @@
 """The whole command, on a model that is small enough."""
 
 import copy
+import gc
 import json
 import os
 import signal
@@ -159,8 +160,9 @@ def test_the_same_seed_and_settings_give_the_same_summary_but_for_times(
 
 
 def untimed(summary):
-    """Returns the summary without what depends on the machine's speed."""
+    """Returns the summary without what depends on the machine and on the time."""
     summary = copy.deepcopy(summary)
+    del summary["environment"]
     for row in summary["rows"]:
         for name in TIMED:
             row["metrics"].pop(name)
@@ -170,15 +172,21 @@ def untimed(summary):
     return summary
 
 
+def summary_of(run_tiny, folder, *words):
+    """Runs the command with its results in a folder; returns its summary."""
+    code, _, err = run_tiny(*words, f"--out={folder}")
+    assert code == 0, err
+    return json.loads((folder / "summary.json").read_text())
+
+
 def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
-    code, _, err = run_tiny(
+    summary = summary_of(
+        run_tiny,
+        tmp_path / "r",
         "--config=budget",
         "--sweep=engine.full_length_requests=4",
         "--sweep=engine.watermark=0.01,0.2",
-        f"--out={tmp_path / 'r'}",
     )
-    assert code == 0, err
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert [claim["id"] for claim in summary["claims"]] == [
         f"budget.{claim}.watermark.{value}"
         for value in (0.01, 0.2)
@@ -188,14 +196,13 @@ def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
 
 
 def test_block_sizes_are_studied_on_one_budget(run_tiny, tmp_path):
-    code, _, err = run_tiny(
+    summary = summary_of(
+        run_tiny,
+        tmp_path / "r",
         "--config=block_size",
         "--sweep=engine.block_size=8,16,32",
         "--config.engine.num_blocks=64",
-        f"--out={tmp_path / 'r'}",
     )
-    assert code == 0, err
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     tables = [row["metrics"]["block_table_bytes"] for row in summary["rows"]]
     assert tables == sorted(tables, reverse=True)
     assert (tmp_path / "r" / "figures" / "against_block_size.png").stat().st_size > 1000
@@ -231,6 +238,45 @@ def test_an_interrupted_run_is_resumed(run_tiny, tmp_path, monkeypatch):
     assert len(summary["rows"]) == 4
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_ctrl_c_is_heard_in_the_garbage_collector(
+    run_tiny, tmp_path, monkeypatch, when
+):
+    """Python drops exceptions there: the run went on as if nothing had happened."""
+    runs = []
+    whole = run.run_cell
+
+    def press(phase, info):
+        if phase == "start":
+            gc.callbacks.remove(press)
+            signal.raise_signal(signal.SIGINT)
+
+    def pressed(*args, on_progress, **kwargs):
+        def progress(done):
+            if len(runs) == 2 and when == "while" and press not in gc.callbacks:
+                gc.callbacks.append(press)
+                gc.collect()
+            on_progress(done)
+
+        runs.append(args)
+        done = whole(*args, on_progress=progress, **kwargs)
+        if len(runs) == 1 and when == "before":
+            gc.callbacks.append(press)
+            gc.collect()
+        return done
+
+    monkeypatch.setattr(run, "run_cell", pressed)
+    code, _, err = run_tiny(
+        "--config=budget",
+        "--sweep=engine.full_length_requests=4",
+        f"--out={tmp_path / 'r'}",
+    )
+    assert code == 130
+    assert "1 of 2 cells are kept" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_the_command_that_an_interrupted_run_names_is_complete(tmp_path):
     folder = type("Folder", (), {"path": tmp_path, "rows": {}})
     experiment = type("Experiment", (), {"folder": folder, "cells": [1, 2]})
@@ -263,6 +309,11 @@ def test_a_finished_run_can_be_resumed_for_its_report(summary, headline, run_tin
         (["--sweep=engine.block_size=3"], "block_size is 3"),
         (["--sweep=engine.memory=pagd"], "memory is 'pagd'; it must be one of"),
         (["--config.engine.full_length_requests=0.5"], "the KV budget is 2 blocks"),
+        (["--config.engine.full_length_requests=nan"], "must be finite"),
+        (["--config.engine.max_model_len=257"], "made for 256 tokens"),
+        (["--config.engine.attention_backend=pallas"], "pallas attention backend"),
+        (["--config.workload.length_scale=0.01"], "of sharegpt's lengths"),
+        (["--seed=-1"], "--seed=-1: -1 is not an integer"),
         (["--config.workload.prompts=nothing.json"], "nothing.json"),
         (["--config.claims=nothing"], "claims is 'nothing'"),
         (["--sweep=engine.batching=static"], "set --config.workload.rate"),
@@ -277,6 +328,16 @@ def test_mistakes_are_one_line_and_exit_code_2(words, message, run_tiny, tmp_pat
     assert code == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1 and err.startswith("error: ")
+
+
+def test_a_compilation_cache_that_cannot_be_written_is_named(
+    run_tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PAGED_JAX_CACHE", "/proc/nothing")
+    code, _, err = run_tiny(f"--out={tmp_path / 'r'}")
+    assert code == 2
+    assert "compilation cache /proc/nothing cannot be written" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from experiments.errors import UserError
 from experiments.settings import WorkloadSettings
 from experiments.workloads import build_workload, choose_texts, scale_text
 
+HERE = Path(__file__).resolve().parent
 LIMIT = 64
 
 
@@ -25,6 +30,34 @@ def build(settings, tokenizer, seed=0, limit=LIMIT):
 
 def test_the_same_seed_gives_the_same_workload(settings, tokenizer):
     assert build(settings, tokenizer) == build(settings, tokenizer)
+
+
+def test_the_same_seed_gives_the_same_workload_in_any_process(prompts_file):
+    """No hash, no order of a set and no clock has a say."""
+    program = f"""
+from conftest import byte_tokenizer
+from experiments.settings import WorkloadSettings
+from experiments.workloads import build_workload
+
+for name in ("offline", "poisson", "system_prompt"):
+    settings = WorkloadSettings(
+        name, num_requests=30, prompts={str(prompts_file)!r}, length_scale=16.0
+    )
+    print(build_workload(settings, 300, 0, byte_tokenizer()))
+"""
+    path = os.pathsep.join(map(str, (HERE, HERE.parents[1])))
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in (1, 2)
+    ]
+    assert seen[0] == seen[1] and len(seen[0].splitlines()) == 3
 
 
 def test_another_seed_gives_another_workload(settings, tokenizer):

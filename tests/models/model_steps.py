@@ -78,6 +78,7 @@ def pack(
             num_tiles=jnp.int32(len(tiles)),
         ),
         sample_index=i32(np.argsort(rows, kind="stable")),
+        num_samples=jnp.int32(len(rows)),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attention_cases import Case, Chunk, make_case, oracle
 
-from pallas_kernels import compat, paged_attention
+from pallas_kernels import compat, limits, paged_attention
 
 needs_mosaic = pytest.mark.skipif(
     not compat.has_mosaic(), reason="the pallas backend needs jax >= 0.11"
@@ -97,6 +97,29 @@ def test_decode_and_prefill_through_the_api():
 )
 def test_what_the_kernel_does_not_take_is_named(changes, message):
     case = bfloat16_case([10], **changes)
+    with pytest.raises(ValueError, match=message):
+        paged_attention(*case.args(), scale=case.scale, backend="pallas")
+
+
+@needs_mosaic
+def test_a_group_fills_the_rows_of_a_product():
+    from pallas_kernels.mosaic_decode_kernel import ROWS
+
+    assert limits.MAX_GROUP == ROWS
+
+
+class FakeGPU:
+    compute_capability = "8.0"
+
+
+@needs_mosaic
+def test_another_gpu_than_hopper_is_named(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [FakeGPU])
+    case = bfloat16_case([10])
+    message = (
+        'NVIDIA Hopper GPUs, of compute capability 9.0, got 8.0; use backend="xla"'
+    )
     with pytest.raises(ValueError, match=message):
         paged_attention(*case.args(), scale=case.scale, backend="pallas")
 

@@ -1,4 +1,4 @@
-"""Numbers of the reference and xla backends against the float64 oracle."""
+"""Numbers of the backends that run here against the float64 oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import pytest
 from attention_cases import Chunk, make_case, oracle
 
 from pallas_kernels import QUERY_TILE, paged_attention
+from pallas_kernels.cpu.target import host_target
 
-BACKENDS = ("reference", "xla")
+BACKENDS = ("reference", "xla", *(("cpu",) if host_target() else ()))
 
 
 def run(case, backend):

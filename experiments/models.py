@@ -1,0 +1,33 @@
+"""Loads the model that an experiment names, and trains the one that can be trained."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import paged_jax
+from paged_jax import LoadedModel
+
+TINY_LM = "tiny_lm"
+
+
+def load_model(
+    name: str, dtype: str, say: Callable[[str], None] = print
+) -> LoadedModel:
+    """Loads a model.
+
+    Args:
+      name: `tiny_lm`, which is trained on first use, or what `paged_jax.load_model`
+        takes.
+      dtype: "float32" or "bfloat16", to convert the weights to.
+      say: gets lines for the user while a model is trained.
+
+    Raises:
+      CheckpointError: there is no such model, or it cannot be used.
+      UserError: the trained model cannot be written.
+    """
+    path: str | Path = name
+    if name == TINY_LM:
+        # Here, since optax takes half a second to import.
+        from experiments.tiny_lm.checkpoint_cache import trained
+
+        path = trained(say=say)
+    return paged_jax.load_model(path, dtype)

@@ -1,0 +1,57 @@
+"""Checks that an engine's settings go with a model, before anything is compiled."""
+
+from paged_jax.config import ConfigError, EngineConfig
+from paged_jax.models.config import ModelConfig
+from pallas_kernels.cpu.attention import obstacle
+from pallas_kernels.limits import check_pallas
+
+
+def check_model(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ConfigError, with one line, for a setting that the model does not allow.
+
+    Args:
+      config: the engine's settings.
+      model: the model's shape.
+    """
+    if config.dtype != model.dtype:
+        raise ConfigError(
+            f"dtype is {config.dtype} and the model was loaded as {model.dtype}; load "
+            "it with that dtype"
+        )
+    if config.max_model_len > model.context_length:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len} and the model was made for "
+            f"{model.context_length} tokens; lower max_model_len"
+        )
+    if config.attention_backend == "pallas":
+        try:
+            check_pallas(
+                num_heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                block_size=config.block_size,
+                kv_dtype=config.kv_dtype or model.dtype,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+def choose_backend(backend: str, head_dim: int, kv_dtype: str) -> str:
+    """Returns the attention backend that `auto` stands for; others as they are.
+
+    Args:
+      backend: of `EngineConfig`.
+      head_dim: D.
+      kv_dtype: dtype of the cache.
+
+    Raises:
+      ConfigError: `cpu` is asked for, and does not take such a cache here.
+    """
+    if backend not in ("auto", "cpu"):
+        return backend
+    why_not = obstacle(head_dim, kv_dtype)
+    if why_not is None:
+        return "cpu"
+    if backend == "cpu":
+        raise ConfigError(f"attention_backend is cpu, which {why_not}; use xla")
+    return "xla"

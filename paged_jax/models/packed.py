@@ -1,0 +1,154 @@
+"""Weights packed for the CPU's own products, all layers of a kernel in one array.
+
+A kernel [in, out] becomes panels [J, in, w] of w outputs each: a panel lies in memory
+in the order in which it is used. The embedding is packed as the head's kernel
+[hidden, V], and a token's embedding is read from there.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged_jax.batch import TokenBatch
+from paged_jax.models.checkpoint import LoadedModel
+from paged_jax.models.config import ModelConfig
+from paged_jax.models.decoder import Params
+from pallas_kernels.cpu.product import product
+from pallas_kernels.cpu.target import Target, host_target
+
+_KERNELS = ("qkv", "out", "gate_up", "down")
+
+
+def can_pack() -> bool:
+    """Returns whether this machine has products for packed weights."""
+    return jax.default_backend() == "cpu" and host_target() is not None
+
+
+def pack_model(model: LoadedModel, products: str = "auto") -> LoadedModel:
+    """Returns a model in the form that an engine with such `products` runs.
+
+    Args:
+        model: the model; packed already, it is returned as it is.
+        products: of `EngineConfig`.
+    """
+    if products == "xla" or not can_pack():
+        return model
+    return model._replace(params=pack_params(model.config, model.params))
+
+
+def is_packed(params: Params) -> bool:
+    """Returns whether parameters are what `pack_params` returns."""
+    return "kernels" in params
+
+
+def pack_params(
+    config: ModelConfig, params: Params, target: Target | None = None
+) -> Params:
+    """Packs a model's parameters.
+
+    Args:
+        config: the model's shape.
+        params: the tree that `llama.param_shapes(config)` describes; packed parameters
+            are returned as they are.
+        target: the processor; by default this machine's.
+
+    Returns:
+        A tree of `kernels` dtype[L, J, in, w], `vectors` dtype[L, size], `embedding`
+        and, unless tied, `head` dtype[1, J, hidden, w], and `norm` dtype[hidden].
+
+    Raises:
+        ValueError: this machine has no products for packed weights.
+    """
+    if is_packed(params):
+        return params
+    target = target or host_target()
+    if target is None:
+        raise ValueError("there are no products for packed weights on this machine")
+    width = target.panel
+    layers = [params[f"layer_{i}"] for i in range(config.num_layers)]
+    vectors = {}
+    for name, leaf in layers[0].items():
+        for kind in leaf:
+            if kind != "kernel":
+                key = f"{name}_bias" if kind == "bias" else name
+                vectors[key] = jnp.stack([layer[name][kind] for layer in layers])
+    packed = {
+        "kernels": {
+            name: pack_kernels([layer[name]["kernel"] for layer in layers], width)
+            for name in _KERNELS
+        },
+        "vectors": vectors,
+        "embedding": pack_kernels([np.asarray(params["embedding"]).T], width),
+        "norm": params["norm"]["scale"],
+    }
+    if not config.tie_embeddings:
+        packed["head"] = pack_kernels([np.asarray(params["head"]).T], width)
+    return packed
+
+
+def pack_kernels(kernels: Sequence[jax.Array | np.ndarray], width: int) -> jax.Array:
+    """Returns dtype[L, J, in, w] of kernels [in, out], the last panel filled with 0."""
+    inputs, outputs = kernels[0].shape
+    panels = -(-outputs // width)
+    packed = np.zeros((len(kernels), panels, inputs, width), kernels[0].dtype)
+    full = outputs // width
+    for layer, kernel in zip(packed, kernels, strict=True):
+        kernel = np.asarray(kernel)
+        in_panels = kernel[:, : full * width].reshape(inputs, full, width)
+        layer[:full] = in_panels.transpose(1, 0, 2)
+        if full < panels:
+            layer[full, :, : outputs % width] = kernel[:, full * width :]
+    return jax.device_put(packed)
+
+
+class PackedWeights:
+    """Packed parameters as `decoder.Weights`; only a step's real tokens are multiplied.
+
+    The rest of the step's rows are zero after a product.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Params,
+        batch: TokenBatch,
+        target: Target | None = None,
+    ):
+        found = target or host_target()
+        if found is None:
+            raise ValueError("there are no products for packed weights on this machine")
+        self._target = found
+        self._config = config
+        self._params = params
+        self._num_tokens = batch.attention.num_tokens
+        self._num_samples = batch.num_samples
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Returns dtype[N, hidden]; see `decoder.Weights`."""
+        width = self._target.panel
+        embedding = self._params["embedding"]
+        return embedding[0, tokens // width, :, tokens % width]
+
+    def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
+        """Returns dtype[N, out], zero past the step's tokens."""
+        c = self._config
+        sizes = {"qkv": c.qkv_size, "gate_up": 2 * c.intermediate_size}
+        kernel = self._params["kernels"][name]
+        result = product(x, kernel, layer, self._num_tokens, target=self._target)
+        return result[:, : sizes.get(name, c.hidden_size)].astype(x.dtype)
+
+    def vector(self, name: str, layer: int | jax.Array) -> jax.Array:
+        """Returns a layer's vector of that name."""
+        return self._params["vectors"][name][layer]
+
+    def final_norm(self) -> jax.Array:
+        """Returns dtype[hidden]."""
+        return self._params["norm"]
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Returns f32[M, V], zero past the sampled tokens."""
+        head = self._params.get("head", self._params["embedding"])
+        result = product(x, head, 0, self._num_samples, target=self._target)
+        return result[:, : self._config.vocab_size]

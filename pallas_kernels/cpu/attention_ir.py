@@ -1,0 +1,321 @@
+"""LLVM IR of paged attention.
+
+Each token of a step is an item of work: all its heads, over tiles of as many cached
+tokens as a vector has lanes, with the online softmax. Slots are read whole, so that a
+block streams from memory in order. Nothing depends on the tokens beside it: a token's
+result is the same to the bit in any batch.
+"""
+
+import math
+from typing import Any
+
+from llvmlite import ir
+
+from pallas_kernels.cpu import custom_call
+from pallas_kernels.cpu.emit import (
+    FLOAT,
+    I32,
+    I64,
+    LINE,
+    PTR,
+    STORED,
+    VOID,
+    at,
+    ceil_div,
+    constant,
+    counted_loop,
+    declare,
+    define,
+    fma,
+    get,
+    load_vector,
+    minimum,
+    on_stack,
+    prefetch,
+    put,
+    splat,
+)
+from pallas_kernels.cpu.target import Target
+
+# One token at a time: contexts differ in length.
+_PORTIONS = 0
+
+# exp(r) for |r| <= log(2) / 2, from the highest power down to the second: the
+# polynomial of the Cephes library's expf.
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2)
+_EXP += (1.6666665459e-1, 5.0000001201e-1)
+# log(2) in two parts, the first with few digits, so that a multiple of it is exact.
+_LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
+_MASKED = -1e30
+
+
+def build(
+    module: ir.Module, target: Target, head_dim: int, dtype: str, name: str
+) -> None:
+    """Adds the custom call of paged attention.
+
+    Its operands are q f32[N, H, D], scaled; k and v dtype[L, P, B, K, D]; layer i32[];
+    block_tables i32[S, T]; rows, lengths i32[N]; num_tokens i32[]. Its result f32[N,
+    H, D] is zero for the tokens from `num_tokens` on.
+
+    Args:
+        module: the module.
+        target: the processor.
+        head_dim: D, a multiple of the lanes.
+        dtype: dtype of the cache.
+        name: of the function.
+    """
+    size = STORED[dtype][1]
+    attend = _attend(module, target, head_dim, dtype)
+
+    def plan(call: custom_call.Buffers) -> custom_call.Work:
+        b = call.b
+        num_tokens = minimum(b, call.scalar(7), call.dim(0, 0))
+        heads, kv_heads = call.dim(0, 1), call.dim(1, 3)
+        block_size = call.dim(1, 2)
+        slots = b.mul(b.mul(call.scalar(3), call.dim(1, 1)), block_size)
+        layer = b.mul(slots, b.mul(kv_heads, I64(head_dim * size)))
+        token_bytes = b.mul(heads, I64(head_dim * 4))
+        memset = declare(module, "memset", PTR, [PTR, I32, I64])
+        rest = b.mul(b.sub(call.dim(0, 0), num_tokens), token_bytes)
+        place = at(b, call.out(), b.mul(num_tokens, token_bytes))
+        b.call(memset, [place, I32(0), rest])
+        total = on_stack(b, 1)
+        put(b, total, 0, I64(0))
+        with counted_loop(b, I64(0), call.dim(0, 0)) as token:
+            length = _entry(b, call.data(6), token)
+            put(b, total, 0, b.add(get(b, total, 0, I64), length))
+        cost = b.mul(get(b, total, 0, I64), b.mul(heads, I64(2 * head_dim)))
+        words = (
+            call.data(0),
+            at(b, call.data(1), layer),
+            at(b, call.data(2), layer),
+            call.out(),
+            call.data(4),
+            call.data(5),
+            call.data(6),
+            heads,
+            kv_heads,
+            block_size,
+            call.dim(4, 1),
+        )
+        return custom_call.Work(num_tokens, cost, _PORTIONS, words)
+
+    def item(b: ir.IRBuilder, words, token) -> None:
+        q, k, v, out, tables, rows, lengths, heads, kv_heads, block_size, width = words
+        in_q = b.mul(b.mul(token, heads), I64(head_dim * 4))
+        table = at(b, tables, b.mul(b.mul(_entry(b, rows, token), width), I64(4)))
+        sizes = heads, kv_heads, block_size
+        length = _entry(b, lengths, token)
+        b.call(attend, [at(b, q, in_q), k, v, at(b, out, in_q), table, length, *sizes])
+
+    custom_call.build(module, name, plan, item)
+
+
+def _entry(b: ir.IRBuilder, array, index):
+    """Returns an entry of an i32 array, as an i64."""
+    return b.sext(get(b, array, b.mul(index, I64(4)), I32), I64)
+
+
+def _attend(
+    module: ir.Module, target: Target, head_dim: int, dtype: str
+) -> ir.Function:
+    """Adds the attention of one token.
+
+    Returns:
+        `void attend(q, k, v, out, table, length, heads, kv_heads, block_size)`: q and
+        out f32[H, D], k and v the layer's first slot, table the sequence's.
+    """
+    lanes = target.lanes
+    vector = ir.VectorType(FLOAT, lanes)
+    function = define(module, f"attend_{head_dim}_{dtype}", VOID, [PTR] * 5 + [I64] * 4)
+    q, k, v, out, table, length, heads, kv_heads, block_size = function.args
+    size = STORED[dtype][1]
+    b = ir.IRBuilder(function.append_basic_block())
+    cttz = declare(module, "llvm.cttz.i64", I64, [I64, ir.IntType(1)])
+    shift = b.call(cttz, [block_size, ir.IntType(1)(1)])
+    in_block = b.sub(block_size, I64(1))
+    top, total = on_stack(b, heads), on_stack(b, heads)
+    group = b.udiv(heads, kv_heads)
+    slot_bytes = b.mul(kv_heads, I64(head_dim * size))
+    offsets, ahead = on_stack(b, lanes), on_stack(b, lanes)
+    weights = on_stack(b, lanes)
+    lines = ceil_div(b, slot_bytes, I64(LINE))
+    share_of_head = b.mul(ceil_div(b, lines, heads), I64(LINE))
+    zeros = constant(vector, 0.0)
+
+    with b.if_then(b.icmp_signed("<=", length, I64(0)), likely=False):
+        with counted_loop(b, I64(0), heads) as head:
+            for part in range(0, head_dim, lanes):
+                _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
+        b.ret_void()
+    with counted_loop(b, I64(0), heads) as head:
+        put(b, top, b.mul(head, I64(8)), FLOAT(_MASKED))
+        put(b, total, b.mul(head, I64(8)), FLOAT(0.0))
+        for part in range(0, head_dim, lanes):
+            _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
+
+    last = b.sub(length, I64(1))
+    with counted_loop(b, I64(0), length, I64(lanes)) as start:
+        for place, first in ((offsets, start), (ahead, b.add(start, I64(lanes)))):
+            for lane in range(lanes):
+                # Past the end, the last token again: its score is masked below.
+                position = minimum(b, b.add(first, I64(lane)), last)
+                block = _entry(b, table, b.lshr(position, shift))
+                slot = b.add(b.shl(block, shift), b.and_(position, in_block))
+                put(b, place, 8 * lane, b.mul(slot, slot_bytes))
+        live = b.icmp_unsigned(
+            "<",
+            ir.Constant(ir.VectorType(I64, lanes), [I64(i) for i in range(lanes)]),
+            splat(b, b.sub(length, start), lanes),
+        )
+        with counted_loop(b, I64(0), heads) as head:
+            fetched = b.mul(head, share_of_head)
+            with b.if_then(b.icmp_unsigned("<", fetched, slot_bytes)):
+                stop = minimum(b, b.add(fetched, share_of_head), slot_bytes)
+                with counted_loop(b, fetched, stop, I64(LINE)) as line:
+                    for lane in range(lanes):
+                        place = b.add(get(b, ahead, 8 * lane, I64), line)
+                        prefetch(b, at(b, k, place))
+                        prefetch(b, at(b, v, place))
+            query = _row(b, q, head, head_dim)
+            in_slot = b.mul(b.udiv(head, group), I64(head_dim * size))
+            keys, values = at(b, k, in_slot), at(b, v, in_slot)
+            scores = _scores(b, lanes, head_dim, dtype, query, keys, offsets)
+            scores = b.select(live, scores, constant(vector, _MASKED))
+            of_head = b.mul(head, I64(8))
+            before = get(b, top, of_head, FLOAT)
+            highest = _reduce(b, "fmax", scores)
+            highest = b.select(b.fcmp_ordered(">", highest, before), highest, before)
+            put(b, top, of_head, highest)
+            highest = splat(b, highest, lanes)
+            share = b.select(live, _exp(b, b.fsub(scores, highest)), zeros)
+            fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
+            old = b.fmul(get(b, total, of_head, FLOAT), b.extract_element(fade, I32(0)))
+            put(b, total, of_head, b.fadd(old, _reduce(b, "fadd", share)))
+            _store(b, weights, share)
+            place = _row(b, out, head, head_dim)
+            _mix(b, lanes, head_dim, dtype, place, fade, weights, values, offsets)
+
+    with counted_loop(b, I64(0), heads) as head:
+        factor = b.fdiv(FLOAT(1.0), get(b, total, b.mul(head, I64(8)), FLOAT))
+        for part in range(0, head_dim, lanes):
+            place = at(b, _row(b, out, head, head_dim), 4 * part)
+            value = b.fmul(load_vector(b, place, lanes), splat(b, factor, lanes))
+            _store(b, place, value)
+    b.ret_void()
+    return function
+
+
+def _row(b: ir.IRBuilder, base, head, head_dim: int):
+    return at(b, base, b.mul(head, I64(4 * head_dim)))
+
+
+def _store(b: ir.IRBuilder, place, value) -> None:
+    b.store(value, place, align=4)
+
+
+def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offsets):
+    """Returns the products of a query with the keys of a tile, one in each lane."""
+    parts = range(0, head_dim, lanes)
+    size = STORED[dtype][1]
+    query = [load_vector(b, at(b, q, 4 * part), lanes) for part in parts]
+
+    def unsummed(lane: int):
+        key = at(b, k, get(b, offsets, 8 * lane, I64))
+        total = None
+        for part, factor in zip(parts, query, strict=True):
+            keys = load_vector(b, at(b, key, part * size), lanes, dtype)
+            total = (
+                b.fmul(factor, keys) if total is None else fma(b, factor, keys, total)
+            )
+        return total
+
+    def summed(first: int, count: int):
+        """Returns the sums of some tokens, each spread over lanes / count lanes."""
+        if count == 1:
+            return unsummed(first)
+        half = count // 2
+        x, y = summed(first, half), summed(first + half, half)
+        width = lanes // half
+        sides = []
+        for side in range(2):
+            picked = [
+                vector * lanes + token * width + side * (width // 2) + lane
+                for vector in range(2)
+                for token in range(half)
+                for lane in range(width // 2)
+            ]
+            mask = ir.Constant(ir.VectorType(I32, lanes), [I32(i) for i in picked])
+            sides.append(b.shuffle_vector(x, y, mask))
+        return b.fadd(*sides)
+
+    return summed(0, lanes)
+
+
+def _mix(
+    b: ir.IRBuilder,
+    lanes: int,
+    head_dim: int,
+    dtype: str,
+    out,
+    fade,
+    weights,
+    v,
+    offsets,
+) -> None:
+    """Fades what `out` f32[D] holds, and adds a tile's values by their weights."""
+    size = STORED[dtype][1]
+    parts = range(0, head_dim, lanes)
+    sums: list[Any] = [
+        b.fmul(load_vector(b, at(b, out, 4 * part), lanes), fade) for part in parts
+    ]
+    for lane in range(lanes):
+        value = at(b, v, get(b, offsets, 8 * lane, I64))
+        weight = splat(b, get(b, weights, 4 * lane, FLOAT), lanes)
+        for index, part in enumerate(parts):
+            values = load_vector(b, at(b, value, part * size), lanes, dtype)
+            sums[index] = fma(b, weight, values, sums[index])
+    for part, total in zip(parts, sums, strict=True):
+        _store(b, at(b, out, 4 * part), total)
+
+
+def _exp(b: ir.IRBuilder, x):
+    """Returns exp(x) of a vector of numbers up to 0, to 2 units in the last place."""
+    vector, lanes = x.type, x.type.count
+    least = constant(vector, -87.0)
+    x = b.select(b.fcmp_ordered(">", x, least), x, least)
+    whole = b.fmul(x, constant(vector, math.log2(math.e)))
+    whole = b.call(
+        declare(b.module, f"llvm.roundeven.v{lanes}f32", vector, [vector]), [whole]
+    )
+    rest = fma(b, whole, constant(vector, -_LOG2_HIGH), x)
+    rest = fma(b, whole, constant(vector, -_LOG2_LOW), rest)
+    value = constant(vector, _EXP[0])
+    for factor in _EXP[1:]:
+        value = fma(b, value, rest, constant(vector, factor))
+    one = constant(vector, 1.0)
+    value = fma(b, value, b.fmul(rest, rest), b.fadd(rest, one))
+    whole_number = ir.VectorType(I32, lanes)
+    power = b.add(b.fptosi(whole, whole_number), constant(whole_number, 127))
+    power = b.shl(power, constant(whole_number, 23))
+    return b.fmul(value, b.bitcast(power, vector))
+
+
+def _reduce(b: ir.IRBuilder, operation: str, x):
+    """Returns the sum (`fadd`) or the largest (`fmax`) of a vector's lanes."""
+    combine = {
+        "fadd": b.fadd,
+        "fmax": lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y),
+    }[operation]
+    lanes = x.type.count
+    while lanes > 1:
+        lanes //= 2
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, lanes), [I32(side + i) for i in range(lanes)]
+            )
+            for side in (0, lanes)
+        )
+        x = combine(b.shuffle_vector(x, x, low), b.shuffle_vector(x, x, high))
+    return b.extract_element(x, I32(0))

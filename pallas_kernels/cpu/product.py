@@ -1,0 +1,77 @@
+"""Dense products with packed weights, as an operation of a jitted program on CPU."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.cpu.target import Target
+
+_PAGE = 4096 // 4  # float32 numbers
+_LONGEST_SPREAD = 16384
+DTYPES = ("float32", "bfloat16")
+
+
+def product(
+    x: jax.Array,
+    weights: jax.Array,
+    layer: int | jax.Array,
+    rows: int | jax.Array,
+    *,
+    target: Target,
+) -> jax.Array:
+    """Multiplies the first rows of `x` with one layer's packed weights.
+
+    A row's result is the same to the bit whatever the other rows are.
+
+    Args:
+        x: f32[N, in].
+        weights: dtype[L, J, in, w], panels of `w = target.panel` outputs. float32 or
+            bfloat16; sums are float32 in both.
+        layer: i32[], which layer.
+        rows: i32[], how many rows to multiply.
+        target: the processor: this machine's, or a lesser one.
+
+    Returns:
+        f32[N, J * w]; zeros from row `rows` on.
+
+    Raises:
+        ValueError: the shapes do not go together.
+    """
+    _, panels, inputs, width = weights.shape
+    if width != target.panel or x.shape[1] != inputs:
+        raise ValueError(
+            f"x {x.shape} and weights {weights.shape} do not go together: weights "
+            f"[L, J, in, {target.panel}] belong to x [N, in]"
+        )
+    _register(target)
+    columns = panels * width
+    # Rows whose distance is whole pages meet in the same places of the core's cache.
+    # Where they are long, what reads them would copy them first.
+    paged = columns % _PAGE == 0 and columns <= _LONGEST_SPREAD
+    apart = columns + width if paged else columns
+    call = jax.ffi.ffi_call(
+        _name(target, str(weights.dtype)),
+        jax.ShapeDtypeStruct((x.shape[0], apart), jnp.float32),
+    )
+    result = call(x.astype(jnp.float32), weights, jnp.int32(layer), jnp.int32(rows))
+    return result[:, :columns]
+
+
+def _name(target: Target, dtype: str) -> str:
+    return f"paged_jax_product_{target.lanes}_{dtype}"
+
+
+@functools.cache
+def _register(target: Target) -> Any:
+    # llvmlite is only needed where its code runs.
+    from llvmlite import ir
+
+    from pallas_kernels.cpu import custom_call, product_ir
+
+    module = ir.Module()
+    for dtype in DTYPES:
+        product_ir.build(module, target, dtype, f"product_{dtype}")
+    names = {f"product_{dtype}": _name(target, dtype) for dtype in DTYPES}
+    return custom_call.register(module, target, names)

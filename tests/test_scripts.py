@@ -1,0 +1,57 @@
+"""The benchmarks start from any folder, and without any preparation."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+BENCHMARKS = ("bench_allocator", "bench_attention")
+
+
+def start(python, script, folder, **environment):
+    given = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VENV")}
+    return subprocess.run(
+        [python, SCRIPTS / script, "--help"],
+        cwd=folder,
+        env=given | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """A Python without the project's packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    return folder / "bin/python"
+
+
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_a_benchmark_starts_from_any_folder(script, tmp_path):
+    done = start(sys.executable, script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script}")
+    assert os.access(SCRIPTS / script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_another_python_goes_on_in_the_environment(script, bare_python, tmp_path):
+    done = start(bare_python, script, tmp_path, VENV=sys.prefix)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script}")
+
+
+@pytest.mark.parametrize("script", BENCHMARKS)
+def test_without_an_environment_the_way_to_make_one_is_named(
+    script, bare_python, tmp_path
+):
+    for nowhere in (tmp_path, bare_python.parents[1]):
+        done = start(bare_python, script, tmp_path, VENV=str(nowhere))
+        assert done.returncode == 1
+        assert done.stderr == f"{script}: no jax here; run ./scripts/setup first\n"
