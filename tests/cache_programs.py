@@ -45,7 +45,8 @@ class Shape(NamedTuple):
     table_width: int = 5
     block_size: int = 4
     num_texts: int = 12
-    bits: int = 32  # of the values that keys are mixed from: few, and keys collide
+    equal_keys: bool = False  # only tokens and parents tell blocks apart
+    homes: int = 0  # at most so many places where runs start, around the table's end
 
     @property
     def capacity(self):
@@ -174,9 +175,20 @@ def _run(program, texts, shape):
         status = status.astype(jnp.int32)
         return state, (status, state.pool, state.sequences, holds)
 
-    mix = prefix_cache._mix
-    weak = (1 << shape.bits) - 1
-    with mock.patch.object(prefix_cache, "_mix", lambda x: mix(x) & jnp.uint32(weak)):
+    mix, home = prefix_cache._mix, prefix_cache._home
+
+    def mix_of_shape(x):
+        return jnp.zeros_like(x) if shape.equal_keys else mix(x)
+
+    def home_of_shape(key, last):
+        if not shape.homes:
+            return home(key, last)
+        return (home(key, last) % shape.homes - shape.homes // 2) & last
+
+    with (
+        mock.patch.object(prefix_cache, "_mix", mix_of_shape),
+        mock.patch.object(prefix_cache, "_home", home_of_shape),
+    ):
         _, outputs = jax.lax.scan(step, state, tuple(program.T))
     return Trace(*outputs)
 

@@ -2,8 +2,8 @@
 
 Every state of every program is compared: free list, reference counts, tables, the order
 of idle blocks, what is cached, and the invariants. The oracle knows blocks by the whole
-text up to their end; half of the programs run with keys that nearly all collide, so
-that only the comparison of tokens and parents tells blocks apart.
+text up to their end. Some programs run with keys that are all equal, so that only the
+comparison of tokens and parents tells blocks apart, some with a few starts of runs.
 """
 
 import collections
@@ -26,9 +26,12 @@ LENGTH = 200  # operations in a program
 
 SHAPES = {
     "good keys": (450, Shape()),
-    "all keys equal": (450, Shape(bits=0)),
-    "keys of two bits, blocks of 1": (300, Shape(block_size=1, num_blocks=7, bits=1)),
-    "a pool of two rows": (300, Shape(num_blocks=9, bits=2, num_texts=20)),
+    "equal keys": (450, Shape(equal_keys=True)),
+    "blocks of 1, runs round the table's end": (
+        300,
+        Shape(block_size=1, num_blocks=7, homes=4),
+    ),
+    "a pool of two rows, long runs": (300, Shape(num_blocks=9, homes=7, num_texts=20)),
 }
 
 
