@@ -11,6 +11,7 @@ from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import RequestStatus, pop
 from paged_jax.sequences import SequenceStatus
+from paged_jax.shared_blocks import SharedBlocks
 from paged_jax.state import SchedulerState, active_rows
 
 
@@ -24,6 +25,7 @@ class _Round(NamedTuple):
       owed: i32[], blocks that the batch is about to take: the next growth of running
         sequences, and copies on write.
       promised: i32[], blocks that a static batch may come to hold.
+      shared: what the first request of the queue can share.
       admitted: i32[], requests admitted in this round.
     """
 
@@ -32,6 +34,7 @@ class _Round(NamedTuple):
     tokens_left: jax.Array
     owed: jax.Array
     promised: jax.Array
+    shared: SharedBlocks
     admitted: jax.Array
 
 
@@ -47,6 +50,11 @@ def admit(
     Under static batching a batch is admitted only when the last one is over, all in one
     step, and no larger than what fits at its members' full lengths; the token budget
     then spreads its prompts over steps.
+
+    With a prefix cache, a request waits while the block that it would compute first is
+    one that a running sequence in prefill is about to compute: it shares it a few steps
+    later. (Not under static batching: it would miss the batch.) Prefills go on, or are
+    preempted and no longer waited for, so that nobody waits for ever.
 
     A request that does not fit with nothing else in the batch never will, and is
     rejected.
@@ -67,10 +75,21 @@ def admit(
     free_at_start = manager.num_free(state.pool)
     may_open = ~static | (active == 0)
 
+    def look(
+        state: SchedulerState, active: jax.Array, tokens_left: jax.Array
+    ) -> SharedBlocks:
+        # The null request has no tokens to look for.
+        asked = (state.queue.count > 0) & may_open & (active < config.max_seqs)
+        asked &= static | (tokens_left > 0)
+        slot = jnp.where(asked, state.queue.first(), state.requests.null)
+        return manager.find_shared(
+            config, state.pool, state.sequences, state.requests, slot
+        )
+
     def fits(r: _Round, headroom: jax.Array) -> jax.Array:
         slot = r.state.queue.first()
         s = r.state
-        return manager.fits(config, s.pool, s.sequences, s.requests, slot, headroom) & (
+        return manager.fits(config, s.pool, s.requests, slot, r.shared, headroom) & (
             ~static
             | (
                 r.promised + manager.peak_blocks(config, s.sequences, s.requests, slot)
@@ -90,7 +109,7 @@ def admit(
             (r.state.queue.count > 0)
             & may_open
             & (r.active < config.max_seqs)
-            & (static | (r.tokens_left >= least))
+            & (static | ((r.tokens_left >= least) & ~r.shared.in_progress))
             & fits(r, headroom)
         )
 
@@ -103,7 +122,7 @@ def admit(
             config, state.sequences, state.requests, slot
         )
         pool, sequences = manager.grant(
-            config, state.pool, state.sequences, state.requests, slot, row
+            config, state.pool, state.sequences, state.requests, slot, row, r.shared
         )
         sequences = dataclasses.replace(
             sequences, request=sequences.request.at[row].set(slot)
@@ -124,12 +143,15 @@ def admit(
             queue=pop(state.queue),
         )
         shared = sequences.length[row]
+        active = r.active + 1
+        tokens_left = r.tokens_left - (requests.length[slot] - shared)
         return _Round(
             state=state,
-            active=r.active + 1,
-            tokens_left=r.tokens_left - (requests.length[slot] - shared),
+            active=active,
+            tokens_left=tokens_left,
             owed=r.owed + (shared % config.block_size != 0),
             promised=promised,
+            shared=look(state, active, tokens_left),
             admitted=r.admitted + 1,
         )
 
@@ -140,8 +162,11 @@ def admit(
             state.pool, state.sequences, pending, config.block_size, config.sharing
         )
         owed = jnp.sum(growing | copying, dtype=jnp.int32)
+    shared = look(state, active, tokens_left)
     end = jax.lax.while_loop(
-        goes_on, admit_first, _Round(state, active, tokens_left, owed, zero, zero)
+        goes_on,
+        admit_first,
+        _Round(state, active, tokens_left, owed, zero, shared, zero),
     )
     hopeless = (end.state.queue.count > 0) & (end.active == 0) & ~fits(end, zero)
     return _reject_first(end.state, hopeless), end.admitted

@@ -138,13 +138,13 @@ def hold(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
 
 def _wake(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
     """Takes those of the valid blocks that are idle off the list."""
-    if not isinstance(pool.prefix_cache, PrefixCache):
+    cache = pool.prefix_cache
+    if not isinstance(cache, PrefixCache):
         return pool
     # The counts are read before they change: XLA would else keep a copy of them.
-    pool, idle = jax.lax.optimization_barrier(
-        (pool, valid & (pool.ref_count[blocks] == 0))
+    ref_count, idle = jax.lax.optimization_barrier(
+        (pool.ref_count, valid & (pool.ref_count[blocks] == 0))
     )
-    cache = pool.prefix_cache
 
     def wake_one(carry):
         links, left = carry
@@ -156,7 +156,9 @@ def _wake(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
         lambda carry: jnp.any(carry[1]), wake_one, (cache.idle, idle)
     )
     return dataclasses.replace(
-        pool, prefix_cache=dataclasses.replace(cache, idle=links)
+        pool,
+        ref_count=ref_count,
+        prefix_cache=dataclasses.replace(cache, idle=links),
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.requests import RequestStatus
 from paged_jax.sampling import Samples
 from paged_jax.scheduler import Plan
@@ -21,7 +22,8 @@ def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerStat
 
     Returns:
       The state after the step. Ended sequences are FINISHED and keep their blocks until
-      they are retired; a prefix whose last token is computed is HELD.
+      they are retired; a prefix whose last token is computed is HELD. Blocks that were
+      filled are in the prefix cache, if there is one.
     """
     sequences, requests = state.sequences, state.requests
     slot = jnp.where(plan.samples, sequences.request, requests.null)
@@ -61,9 +63,10 @@ def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerStat
     sequences = dataclasses.replace(
         sequences, length=sequences.length + plan.chunk, status=row_status
     )
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         sequences=sequences,
         requests=requests,
         iteration=state.iteration + 1,
     )
+    return cache_full_blocks(state, sequences.length - plan.chunk)

@@ -39,6 +39,8 @@ class EngineConfig:
       batching: `continuous` (sequences join and leave at every step) or `static` (a
         batch runs until its longest member ends).
       sharing: whether registered prefixes share their blocks; paged memory only.
+      prefix_caching: whether full blocks are kept after their last user and found
+        again by the tokens of later prompts; paged memory with sharing only.
       preemption: what happens to the latest-arrived sequence when blocks run out.
       attention_backend: `reference`, `xla` or `pallas` (NVIDIA GPUs, jax >= 0.11).
       dtype: dtype of weights and activations: `float32` or `bfloat16`.
@@ -63,6 +65,7 @@ class EngineConfig:
     memory: str = "paged"
     batching: str = "continuous"
     sharing: bool = True
+    prefix_caching: bool = False
     preemption: str = "recompute"
     attention_backend: str = "xla"
     dtype: str = "float32"
@@ -108,6 +111,12 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 0 or more"
                 )
+        if self.prefix_caching and not (self.memory == "paged" and self.sharing):
+            raise ConfigError(
+                f"prefix_caching is True with memory {self.memory!r} and sharing "
+                f"{self.sharing}; it needs memory 'paged' and sharing True: change "
+                "them or turn it off"
+            )
         if self.token_budget < self.max_seqs:
             raise ConfigError(
                 f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "
@@ -152,6 +161,7 @@ class EngineConfig:
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
+            prefix_caching=self.prefix_caching,
             attention_backend=self.attention_backend,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
@@ -181,6 +191,7 @@ class StepConfig:
       chunked_prefill: whether a prompt may be spread over steps.
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
+      prefix_caching: whether full blocks are cached.
       attention_backend: which kernel.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
@@ -199,6 +210,7 @@ class StepConfig:
     chunked_prefill: bool
     watermark_blocks: int
     sharing: bool
+    prefix_caching: bool
     attention_backend: str
     max_stop_ids: int
     max_logprobs: int

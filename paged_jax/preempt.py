@@ -34,7 +34,8 @@ class Preemption(NamedTuple):
       growing: bool[S]. Rows that get one more block in this step.
       copying: bool[S]. Rows that copy a shared block before they write to it.
       count: i32[]. Number of victims.
-      recomputed: i32[]. Tokens they had in the cache and will compute again.
+      recomputed: i32[]. Tokens they had in the cache and will compute again, but for
+        those that the prefix cache still has when they are admitted anew.
     """
 
     chunk: jax.Array

@@ -33,8 +33,9 @@ def check_prefix_cache(pool: BlockPool) -> dict[str, jax.Array]:
     block = jnp.arange(pool.num_blocks + 1)
     cached = cache.parent >= 0
     parent = jnp.maximum(cache.parent, 0)
-    places = jax.vmap(find, (None, 0, 0, 0))(
-        cache, cache.key, cache.parent, cache.tokens
+    places = jax.lax.map(  # checkify takes no loop under a vmap
+        lambda identity: find(cache, *identity),
+        (cache.key, cache.parent, cache.tokens),
     )
     keys = jax.vmap(chain_key)(cache.key[parent], cache.tokens)
     follows = cached & (parent > 0)

@@ -43,7 +43,7 @@ def schedule_seconds(
     new = [
         NewRequest(
             slot=i,
-            tokens=[0] * prompt,
+            tokens=[i] * prompt,  # nothing in common
             max_len=min(prompt + output, config.max_model_len),
             reserved_len=manager.reserve(prompt, output, config.max_model_len),
             arrival=i,
