@@ -118,7 +118,9 @@ def assert_all_free(engine: Engine) -> None:
     """Asserts that an idle engine has no block, row or request in use."""
     idle(engine)
     state = engine.state.scheduler
-    assert int(state.pool.num_free) == engine.config.total_blocks
+    pool = state.pool
+    free = pool.num_available if engine.config.memory == "paged" else pool.num_free
+    assert int(free) == engine.config.total_blocks
     assert not state.sequences.num_blocks.any()
     assert not state.sequences.status.any()
     assert (state.requests.status == RequestStatus.EMPTY).all()

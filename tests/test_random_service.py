@@ -27,8 +27,8 @@ def params(output, seed, **fields):
 
 
 @functools.cache
-def engine_of(batching):
-    return make_engine(batching=batching)
+def engine_of(kind):
+    return make_engine(**KINDS[kind])
 
 
 @functools.cache
@@ -105,10 +105,18 @@ class Service:
             self.release()
 
 
-@pytest.mark.parametrize("batching", ["continuous", "static"])
+KINDS = {
+    "continuous": {},
+    "static": {"batching": "static"},
+    "prefix cache": {"prefix_caching": True},
+    "prefix cache, static": {"prefix_caching": True, "batching": "static"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_every_request_is_returned_once_with_its_own_tokens(seed, batching):
-    engine = engine_of(batching)
+def test_every_request_is_returned_once_with_its_own_tokens(seed, kind):
+    engine = engine_of(kind)
     service = Service(engine, random.Random(seed))
     events = [Service.submit] * 9 + [Service.step] * 5
     events += [Service.register, Service.release, Service.abort, Service.stream]

@@ -27,10 +27,12 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 @functools.cache
 def case(memory, num_blocks, kv_dtype="float32"):
     """A program, and the shapes of its parameters and its state."""
+    caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
         **{
             **SETTINGS,
             "memory": memory,
+            "prefix_caching": caching,
             "num_blocks": num_blocks,
             "max_model_len": 32,
             "token_budget": 8,
@@ -90,7 +92,7 @@ BFLOAT16 = pytest.param(
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
     ),
 )
-CASES = [("paged", "float32"), ("max", "float32"), BFLOAT16]
+CASES = [("paged", "float32"), ("max", "float32"), ("cached", "float32"), BFLOAT16]
 
 
 @pytest.mark.parametrize(("memory", "kv_dtype"), CASES)
