@@ -20,6 +20,7 @@ from engines import (
 from scheduling import run_schedule, small_config
 
 from paged_jax import Field, SamplingParams, prefix_cache
+from paged_jax.block_pool import evict
 from paged_jax.requests import RequestStatus
 
 TEXT = list(range(10, 31))  # 5 blocks of 4 and a token
@@ -41,22 +42,16 @@ def engine(shared):
 
 
 def empty_cache(engine):
-    """Fills the pool with other blocks, one request after the other, and forgets them."""
+    """Evicts all that is cached, once the ended sequences have given it up."""
     idle(engine)
     device = engine._device
     pool = device.state.scheduler.pool
     count = int(pool.prefix_cache.idle.count)
-    pool = jax.jit(_evict)(pool, count)
+    pool = jax.jit(evict)(pool, count)
     scheduler = device.state.scheduler
     scheduler = type(scheduler)(**{**vars(scheduler), "pool": pool})
     device.state = type(device.state)(scheduler, device.state.cache)
     assert int(pool.num_free) == engine.config.total_blocks
-
-
-def _evict(pool, count):
-    from paged_jax.block_pool import evict
-
-    return evict(pool, count)
 
 
 def log_of(engine, field):
@@ -68,7 +63,7 @@ def total(engine, field):
 
 
 @functools.cache
-def alone(prompt, output, **fields):
+def alone(prompt, output):
     return tokens_of(make_engine().generate([list(prompt)], greedy(output)))[0]
 
 
