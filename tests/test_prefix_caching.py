@@ -71,7 +71,7 @@ def alone(prompt, output):
 
 
 def workload(scale):
-    """Prompts of shared and own parts, greedy and drawn; some are each other's start."""
+    """Prompts of shared and own parts, greedy and drawn; some start as others do."""
     rng = np.random.default_rng(1)
     stem = rng.integers(3, 128, 40 * scale).tolist()
     asked = []
@@ -87,6 +87,17 @@ def workload(scale):
             )
         asked.append((prompt, params))
     return asked + asked[:2]  # the same prompts again
+
+
+@functools.cache
+def expected(scale):
+    """The tokens of each request of the workload when it is served alone."""
+    engine = make_engine()
+    if scale > 1:
+        engine = make_engine(
+            tiny_model(max_position_embeddings=1024), max_model_len=600, num_blocks=150
+        )
+    return [tokens_of(engine.generate([p], q))[0] for p, q in workload(scale)]
 
 
 ENGINES = {
@@ -114,25 +125,21 @@ PREEMPTS = {
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_hit_changes_no_token(name):
-    changes = {"max_logprobs": 0, **ENGINES[name]}
+    changes = ENGINES[name]
     scale = 20 if changes.get("block_size") == 256 else 1
     model = tiny_model(max_position_embeddings=1024) if scale > 1 else tiny_model()
     asked = workload(scale)
     prompts, params = zip(*asked)
-    plain = make_engine(model, **changes)
-    expected = [tokens_of(plain.generate([p], q))[0] for p, q in asked]
-
     engine = make_engine(model, prefix_caching=True, **changes)
-    together = tokens_of(engine.generate(prompts, params))
-    assert together == expected
+    assert tokens_of(engine.generate(prompts, params)) == expected(scale)
     assert engine.stats.prefix_hit_tokens > 0
     if name in PREEMPTS:
         assert total(engine, Field.PREEMPTED) > 1, "the pool is too large to preempt"
         assert engine.stats.evicted_blocks > 5
     one_by_one = [tokens_of(engine.generate([p], q))[0] for p, q in asked]
-    assert one_by_one == expected
+    assert one_by_one == expected(scale)
     again = [tokens_of(engine.generate([p], q))[0] for p, q in reversed(asked)]
-    assert again == expected[::-1]
+    assert again == expected(scale)[::-1]
     assert total(engine, Field.COPIED_BLOCKS) == 0, "a cached block is never written"
     assert_all_free(engine)
 
@@ -140,12 +147,9 @@ def test_a_hit_changes_no_token(name):
 def test_keys_that_collide_change_no_token(monkeypatch):
     monkeypatch.setattr(prefix_cache, "_mix", jnp.zeros_like)
     # Settings of its own, so that the program with these keys serves nobody else.
-    engine = make_engine(prefix_caching=True, max_stop_ids=3, token_budget=24)
-    asked = workload(1)
-    prompts, params = zip(*asked)
-    plain = make_engine()
-    expected = [tokens_of(plain.generate([p], q))[0] for p, q in asked]
-    assert tokens_of(engine.generate(prompts, params)) == expected
+    engine = make_engine(prefix_caching=True, max_stop_ids=3, token_budget=8)
+    prompts, params = zip(*workload(1))
+    assert tokens_of(engine.generate(prompts, params)) == expected(1)
     assert engine.stats.prefix_hit_tokens > 0
     assert not engine.state.scheduler.pool.prefix_cache.key.any()
 
@@ -168,17 +172,14 @@ def _poison(state):
 
 @pytest.mark.parametrize("name", ["block size 4", "block size 16, reference attention"])
 def test_nothing_is_read_of_blocks_that_were_evicted(name):
-    engine = make_engine(prefix_caching=True, **{"max_logprobs": 0, **ENGINES[name]})
-    asked = workload(1)
-    plain = make_engine()
-    expected = [tokens_of(plain.generate([p], q))[0] for p, q in asked]
-    names = [engine.submit(prompt, params) for prompt, params in asked]
+    engine = make_engine(prefix_caching=True, **ENGINES[name])
+    names = [engine.submit(prompt, params) for prompt, params in workload(1)]
     outputs, device = {}, engine._device
     while engine.has_unfinished():
         cache = _poison(device.state)
         device.state = type(device.state)(device.state.scheduler, cache)
         outputs |= {output.request_id: output for output in engine.step(max_steps=1)}
-    assert tokens_of(outputs[name] for name in names) == expected
+    assert tokens_of(outputs[name] for name in names) == expected(1)
     assert engine.stats.prefix_hit_tokens > 0 and engine.stats.evicted_blocks > 5
 
 
@@ -276,8 +277,8 @@ def test_who_waits_for_an_aborted_one_goes_on_with_what_it_has_left(engine):
 
 def test_a_preempted_sequence_finds_its_own_blocks(engine):
     asked = [[60 + i, *TEXT[:5]] for i in range(4)]
-    expected = [alone(tuple(p), 26) for p in asked]
-    assert tokens_of(engine.generate(asked, greedy(26))) == expected
+    own = [alone(tuple(p), 26) for p in asked]
+    assert tokens_of(engine.generate(asked, greedy(26))) == own
     assert total(engine, Field.PREEMPTED) > 0
     computed, lost = total(engine, Field.TOKENS), total(engine, Field.RECOMPUTED)
     # Each computes its prompt and all but its last token once.
