@@ -105,6 +105,9 @@ def write_log(
         Field.EVICTED_BLOCKS: evicted,
     }
     values = jnp.stack([row[field].astype(jnp.float32) for field in Field])
+    if config.prefix_caching:
+        # The pool is read before `commit` changes it: XLA would else keep a copy.
+        pool, values = jax.lax.optimization_barrier((pool, values))
     return dataclasses.replace(
         state,
         pool=pool,

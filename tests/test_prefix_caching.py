@@ -48,11 +48,16 @@ def empty_cache(engine):
     device = engine._device
     pool = device.state.scheduler.pool
     count = int(pool.prefix_cache.idle.count)
-    pool, *_ = read_counts(jax.jit(evict)(pool, count))
+    pool = _evict(pool, count)
     scheduler = device.state.scheduler
     scheduler = type(scheduler)(**{**vars(scheduler), "pool": pool})
     device.state = type(device.state)(scheduler, device.state.cache)
     assert int(pool.num_free) == engine.config.total_blocks
+
+
+@jax.jit
+def _evict(pool, count):
+    return read_counts(evict(pool, count))[0]
 
 
 def log_of(engine, field):
