@@ -47,8 +47,14 @@ def cache_block(
     cache = insert(cache, place, block, key, parent, tokens, found, ok & (found == 0))
     moves = ok & (found != 0) & (found != block)
     pool = dataclasses.replace(pool, prefix_cache=cache)
-    pool = hold(pool, found[None], moves[None])
-    pool = drop(pool, block[None], moves[None])
+
+    def move(carry):
+        pool, always = carry
+        pool = hold(pool, found[None], always[None])
+        return drop(pool, block[None], always[None]), jnp.bool_(False)
+
+    # One turn or none: equal blocks are rare, and a branch would copy the pool.
+    pool, _ = jax.lax.while_loop(lambda carry: carry[1], move, (pool, moves))
     return pool, jnp.where(moves, found, block)
 
 
