@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from paged_jax.compat import COMPILER_OPTIONS
+from paged_jax.compat import compiler_options
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
@@ -62,7 +62,7 @@ def schedule_seconds(
         run_steps,
         static_argnums=0,
         donate_argnums=2,
-        compiler_options=COMPILER_OPTIONS,
+        compiler_options=compiler_options(config.prefix_caching),
     )
 
     def serve() -> float:

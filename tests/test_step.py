@@ -10,7 +10,7 @@ from engines import SETTINGS, tiny_model
 from program_text import IN_PLACE, operations_on
 
 from paged_jax import EngineConfig
-from paged_jax.compat import COMPILER_OPTIONS
+from paged_jax.compat import compiler_options
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.model_forward import ModelForward
@@ -71,7 +71,8 @@ def compiled_loop(*arguments):
     program, params, state = case(*arguments)
     run = jax.jit(run_steps, static_argnums=0, donate_argnums=2)
     lowered = run.lower(program, params, state, COUNT)
-    return lowered.compile(compiler_options=COMPILER_OPTIONS)
+    options = compiler_options(program.config.prefix_caching)
+    return lowered.compile(compiler_options=options)
 
 
 def check_in_place(compiled, state):
@@ -92,7 +93,15 @@ BFLOAT16 = pytest.param(
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
     ),
 )
-CASES = [("paged", "float32"), ("max", "float32"), ("cached", "float32"), BFLOAT16]
+CACHED = pytest.param(
+    "cached",
+    "float32",
+    marks=pytest.mark.xfail(
+        JAX_VERSION < (0, 11),
+        reason="XLA of jax 0.10 copies the pool's arrays if there is a prefix cache",
+    ),
+)
+CASES = [("paged", "float32"), ("max", "float32"), CACHED, BFLOAT16]
 
 
 @pytest.mark.parametrize(("memory", "kv_dtype"), CASES)
