@@ -18,6 +18,7 @@ from paged_jax.groups import (
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import RequestStatus, pop
 from paged_jax.sequences import SequenceStatus
+from paged_jax.shared_blocks import SharedBlocks
 from paged_jax.state import SchedulerState, active_rows
 
 
@@ -31,6 +32,7 @@ class _Round(NamedTuple):
       owed: i32[], blocks that the batch is about to take: the next growth of running
         sequences, and copies on write.
       promised: i32[], blocks that a static batch may come to hold.
+      shared: what the first request of the queue can share.
       admitted: i32[], requests admitted in this round.
     """
 
@@ -39,6 +41,7 @@ class _Round(NamedTuple):
     tokens_left: jax.Array
     owed: jax.Array
     promised: jax.Array
+    shared: SharedBlocks
     admitted: jax.Array
 
 
@@ -58,6 +61,11 @@ def admit(
     A group fits if there are rows for all of its sequences, and blocks for all their
     known tokens. Its carrier is granted those of the prompt; the others get a row.
 
+    With a prefix cache, a request waits while the block that it would compute first is
+    one that a running sequence in prefill is about to compute: it shares it a few steps
+    later. (Not under static batching: it would miss the batch.) Prefills go on, or are
+    preempted and no longer waited for, so that nobody waits for ever.
+
     A request that does not fit with nothing else in the batch never will, and is
     rejected.
 
@@ -76,9 +84,21 @@ def admit(
     free_at_start = manager.num_free(state.pool)
     may_open = ~static | (active == 0)
 
+    def look(
+        state: SchedulerState, active: jax.Array, tokens_left: jax.Array
+    ) -> SharedBlocks:
+        slot, rows = head_of_line(config, state)
+        asked = (state.queue.count > 0) & may_open & (active + rows <= config.max_seqs)
+        asked &= static | (tokens_left > 0)
+        # The null request has no tokens to look for.
+        slot = jnp.where(asked, slot, state.requests.null)
+        return manager.find_shared(
+            config, state.pool, state.sequences, state.requests, slot
+        )
+
     def fits(r: _Round, slot: jax.Array, headroom: jax.Array) -> jax.Array:
         s = r.state
-        return manager.fits(config, s.pool, s.sequences, s.requests, slot, headroom) & (
+        return manager.fits(config, s.pool, s.requests, slot, r.shared, headroom) & (
             ~static
             | (
                 r.promised + manager.peak_blocks(config, s.sequences, s.requests, slot)
@@ -100,7 +120,7 @@ def admit(
             (r.state.queue.count > 0)
             & may_open
             & (r.active + rows <= config.max_seqs)
-            & (static | (r.tokens_left >= least))
+            & (static | ((r.tokens_left >= least) & ~r.shared.in_progress))
             & fits(r, slot, headroom)
         )
 
@@ -114,7 +134,7 @@ def admit(
             config, state.sequences, state.requests, slot
         )
         pool, sequences = manager.grant(
-            config, state.pool, state.sequences, state.requests, slot, row
+            config, state.pool, state.sequences, state.requests, slot, row, r.shared
         )
         sequences = dataclasses.replace(
             sequences, request=sequences.request.at[row].set(slot)
@@ -127,12 +147,15 @@ def admit(
         state = _mark(config, state, slot, True, RequestStatus.RUNNING, event=0)
         sequences = state.sequences
         shared = sequences.length[row]
+        active = r.active + rows
+        tokens_left = r.tokens_left - (goal - shared)
         return _Round(
             state=state,
-            active=r.active + rows,
-            tokens_left=r.tokens_left - (goal - shared),
+            active=active,
+            tokens_left=tokens_left,
             owed=r.owed + (shared % config.block_size != 0),
             promised=promised,
+            shared=look(state, active, tokens_left),
             admitted=r.admitted + 1,
         )
 
@@ -143,8 +166,11 @@ def admit(
             state.pool, state.sequences, pending, config.block_size, config.sharing
         )
         owed = jnp.sum(growing | copying, dtype=jnp.int32)
+    shared = look(state, active, tokens_left)
     end = jax.lax.while_loop(
-        goes_on, admit_first, _Round(state, active, tokens_left, owed, zero, zero)
+        goes_on,
+        admit_first,
+        _Round(state, active, tokens_left, owed, zero, shared, zero),
     )
     slot, _ = head_of_line(config, end.state)
     hopeless = (end.state.queue.count > 0) & (end.active == 0) & ~fits(end, slot, zero)

@@ -78,7 +78,7 @@ def allocate(
         (_in_range(sequences, row) & (num_tokens > 0), Status.OUT_OF_RANGE),
         (_vacant(sequences, row), Status.ROW_IN_USE),
         (need <= sequences.table_width, Status.TABLE_OVERFLOW),
-        (need <= pool.num_free, Status.OUT_OF_BLOCKS),
+        (need <= pool.num_available, Status.OUT_OF_BLOCKS),
     )
     ok = status == Status.OK
     pool, sequences = grant_row(pool, sequences, row, need, num_tokens, ok)
@@ -94,6 +94,7 @@ def grant_row(
     ok: jax.Array,
     shared_row: jax.Array | None = None,
     num_shared: jax.Array | int = 0,
+    shared_blocks: jax.Array | None = None,
 ) -> tuple[BlockPool, Sequences]:
     """Fills an empty row with shared blocks and new ones; the caller has checked them.
 
@@ -106,17 +107,20 @@ def grant_row(
       ok: bool[]; if false, nothing changes.
       shared_row: i32[], the row whose first blocks are shared, or None.
       num_shared: i32[], how many of its blocks are shared.
+      shared_blocks: i32[T], instead of `shared_row`: the blocks to share.
 
     Returns:
       The pool and the sequences; the row is RUNNING.
     """
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)
-    pool, blocks = take(pool, ok & (column >= num_shared) & (column < need))
+    shared = ok & (column < num_shared)
     if shared_row is not None:
-        shared = ok & (column < num_shared)
-        theirs = sequences.block_table[shared_row]
-        pool = hold(pool, theirs, shared)
-        blocks = jnp.where(shared, theirs, blocks)
+        shared_blocks = sequences.block_table[shared_row]
+    if shared_blocks is not None:
+        pool = hold(pool, shared_blocks, shared)  # before any of them is evicted
+    pool, blocks = take(pool, ok & (column >= num_shared) & (column < need))
+    if shared_blocks is not None:
+        blocks = jnp.where(shared, shared_blocks, blocks)
     at = jnp.where(ok, row, 0)  # a write that keeps what it finds is no change
 
     def put(values, value):
@@ -378,7 +382,7 @@ def append(
     status = _first_failure(
         (~jnp.any(appending & (sequences.status == 0)), Status.NOT_LIVE),
         (~jnp.any(appending & full), Status.TABLE_OVERFLOW),
-        (need <= pool.num_free, Status.OUT_OF_BLOCKS),
+        (need <= pool.num_available, Status.OUT_OF_BLOCKS),
     )
     ok = status == Status.OK
     pool, sequences, copies = grant_writes(
@@ -415,7 +419,7 @@ def copy_on_write(
             (logical >= 0) & (logical < sequences.num_blocks[row]),
             Status.OUT_OF_RANGE,
         ),
-        (~shared | (pool.num_free > 0), Status.OUT_OF_BLOCKS),
+        (~shared | (pool.num_available > 0), Status.OUT_OF_BLOCKS),
     )
 
     def copy(pool, sequences):

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import StepConfig
 from paged_jax.fork import fork_due
 from paged_jax.requests import RequestStatus
@@ -26,7 +27,8 @@ def commit(
 
     Returns:
       The state after the step. Ended sequences are FINISHED and keep their blocks until
-      they are retired; a prefix whose last token is computed is HELD.
+      they are retired; a prefix whose last token is computed is HELD. Blocks that were
+      filled are in the prefix cache, if there is one.
     """
     sequences, requests = state.sequences, state.requests
     length = sequences.length + plan.chunk
@@ -34,10 +36,12 @@ def commit(
     held = (plan.chunk > 0) & complete & ~plan.samples
     sequences = dataclasses.replace(sequences, length=length)
     state = dataclasses.replace(state, sequences=sequences)
+    state = cache_full_blocks(state, length - plan.chunk)
     if config.groups:
-        # Only now, so that the step has written to no block that is shared.
+        # Only now, so that the step has written to no block that is shared, and that
+        # all members name the blocks that are cached.
         state = fork_due(config, state, plan.forks, plan.source)
-        sequences = state.sequences
+    sequences = state.sequences
     slot = jnp.where(plan.samples, sequences.request, requests.null)
     position = requests.length[slot]
     count = plan.samples.astype(jnp.int32)

@@ -10,3 +10,12 @@ COMPILER_OPTIONS: dict[str, str] = (
     if jax.__version_info__ >= (0, 11)
     else {"xla_disable_hlo_passes": "cse_barrier_expander"}
 )
+
+
+def compiler_options(prefix_caching: bool) -> dict[str, str]:
+    """Returns the options for a serving loop, with or without a prefix cache.
+
+    XLA of jax 0.10 cannot compile all loops with a prefix cache if the barriers stay;
+    without them it makes copies of the pool's arrays (not of keys and values).
+    """
+    return {} if prefix_caching else COMPILER_OPTIONS

@@ -49,6 +49,8 @@ class EngineConfig:
         batch runs until its longest member ends).
       sharing: whether blocks are shared: those of registered prefixes, and a prompt's
         among the sequences of its request; paged memory only.
+      prefix_caching: whether full blocks are kept after their last user and found
+        again by the tokens of later prompts; paged memory with sharing only.
       preemption: what happens to the latest-arrived request when blocks run out.
       attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
         jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
@@ -78,6 +80,7 @@ class EngineConfig:
     memory: str = "paged"
     batching: str = "continuous"
     sharing: bool = True
+    prefix_caching: bool = False
     preemption: str = "recompute"
     attention_backend: str = "auto"
     products: str = "auto"
@@ -132,6 +135,12 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 0 or more"
                 )
+        if self.prefix_caching and not (self.memory == "paged" and self.sharing):
+            raise ConfigError(
+                f"prefix_caching is True with memory {self.memory!r} and sharing "
+                f"{self.sharing}; it needs memory 'paged' and sharing True: change "
+                "them or turn it off"
+            )
         if self.token_budget < self.max_seqs:
             raise ConfigError(
                 f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "
@@ -183,6 +192,7 @@ class EngineConfig:
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
             several=self.max_n > 1,
+            prefix_caching=self.prefix_caching,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
             log_length=self.steps_per_sync if self.record else 0,
@@ -212,6 +222,7 @@ class StepConfig:
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
       several: whether a request may ask for several sequences.
+      prefix_caching: whether full blocks are cached.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
       log_length: rows of the log; 0 compiles the recording out.
@@ -230,6 +241,7 @@ class StepConfig:
     watermark_blocks: int
     sharing: bool
     several: bool
+    prefix_caching: bool
     max_stop_ids: int
     max_logprobs: int
     log_length: int

@@ -13,6 +13,7 @@ from paged_jax import buddy
 from paged_jax.config import StepConfig
 from paged_jax.requests import Requests
 from paged_jax.sequences import Sequences, SequenceStatus, blocks_for
+from paged_jax.shared_blocks import SharedBlocks, no_shared_blocks
 
 
 def init_pool(config: StepConfig) -> buddy.BuddyPool:
@@ -29,16 +30,28 @@ def _order(config: StepConfig, requests: Requests, slot: jax.Array) -> jax.Array
     return buddy.order_of(blocks_for(requests.reserved_len[slot], config.block_size))
 
 
-def fits(
+def find_shared(
     config: StepConfig,
     pool: buddy.BuddyPool,
     sequences: Sequences,
     requests: Requests,
     slot: jax.Array,
+) -> SharedBlocks:
+    """Nothing is shared."""
+    del config, pool, sequences, requests, slot
+    return no_shared_blocks(0)
+
+
+def fits(
+    config: StepConfig,
+    pool: buddy.BuddyPool,
+    requests: Requests,
+    slot: jax.Array,
+    shared: SharedBlocks,
     headroom: jax.Array,
 ) -> jax.Array:
     """Whether a chunk is free that is large enough; the watermark does not apply."""
-    del sequences, headroom
+    del shared, headroom
     return buddy.can_allocate(pool, _order(config, requests, slot))
 
 
@@ -49,8 +62,10 @@ def grant(
     requests: Requests,
     slot: jax.Array,
     row: jax.Array,
+    shared: SharedBlocks,
 ) -> tuple[buddy.BuddyPool, Sequences]:
     """Grants the chunk; see `MemoryManager`."""
+    del shared
     order = _order(config, requests, slot)
     pool, start, _ = buddy.allocate(pool, order)
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)

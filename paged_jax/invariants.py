@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
+from paged_jax import prefix_invariants
 from paged_jax.block_pool import BlockPool
 from paged_jax.requests import RequestStatus
 from paged_jax.sequences import Sequences, SequenceStatus
 from paged_jax.state import SchedulerState
 
 _MEANING = {
-    "blocks_accounted": "each block but the null block is either free or referenced",
+    "blocks_accounted": "each block but the null block is free, referenced or idle",
     "ref_counts_match": "a block's ref_count is the number of table entries naming it",
     "free_blocks_distinct": "the free list names real blocks, none of them twice",
     "free_blocks_unreferenced": "no block of the free list is referenced",
     "tables_well_formed": "a row names real blocks, none twice, then the null block",
     "empty_rows_hold_nothing": "a row without a sequence has no blocks and no tokens",
+    **prefix_invariants.MEANING,
 }
 
 _GROUP_MEANING = {
@@ -40,7 +42,11 @@ def check_blocks(pool: BlockPool, sequences: Sequences) -> dict[str, jax.Array]:
     Returns:
       Name of each invariant -> bool[], whether it holds.
     """
-    num_blocks, num_free = pool.num_blocks, pool.num_free
+    num_blocks, num_free, available = (
+        pool.num_blocks,
+        pool.num_free,
+        pool.num_available,
+    )
     table = sequences.block_table
     named = jnp.arange(sequences.table_width) < sequences.num_blocks[:, None]
     real = (table >= 1) & (table <= num_blocks)
@@ -58,7 +64,7 @@ def check_blocks(pool: BlockPool, sequences: Sequences) -> dict[str, jax.Array]:
     occupied = sequences.status != SequenceStatus.EMPTY
     nothing = (sequences.num_blocks == 0) & (sequences.length == 0)
     return {
-        "blocks_accounted": num_free + jnp.sum(pool.ref_count > 0) == num_blocks,
+        "blocks_accounted": available + jnp.sum(pool.ref_count > 0) == num_blocks,
         "ref_counts_match": jnp.all(pool.ref_count == names),
         "free_blocks_distinct": (num_free >= 0)
         & jnp.all(~free | ((stack >= 1) & (stack <= num_blocks)))
@@ -67,6 +73,7 @@ def check_blocks(pool: BlockPool, sequences: Sequences) -> dict[str, jax.Array]:
         "tables_well_formed": jnp.all(jnp.where(named, real, table == 0))
         & ~jnp.any(twice),
         "empty_rows_hold_nothing": jnp.all(occupied | nothing),
+        **prefix_invariants.check_prefix_cache(pool),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from paged_jax import contiguous_memory, paged_memory
+from paged_jax.shared_blocks import SharedBlocks
 
 # (prompt_len, output_len, max_model_len) -> tokens to reserve.
 Reserve = Callable[[int, int, int], int]
@@ -25,21 +26,25 @@ class MemoryManager(NamedTuple):
       reserve: `(prompt_len, output_len, max_model_len) -> int`, on the host at
         submission: tokens that a contiguous reservation is made for.
       init: `(config) -> pool`.
-      fits: `(config, pool, sequences, requests, slot, headroom) -> bool[]`, whether a
+      find_shared: `(config, pool, sequences, requests, slot) -> SharedBlocks`, what a
+        waiting request can share.
+      fits: `(config, pool, requests, slot, shared, headroom) -> bool[]`, whether a
         waiting request can be granted its first blocks and leave `headroom` blocks
         free.
-      grant: `(config, pool, sequences, requests, slot, row) -> (pool, sequences)`; the
-        request fits.
+      grant: `(config, pool, sequences, requests, slot, row, shared) -> (pool,
+        sequences)`; the request fits.
       release: `(config, pool, sequences, row) -> (pool, sequences)`; the row has
         blocks.
       peak_blocks: `(config, sequences, requests, slot) -> i32[]`, blocks that a request
         may come to hold; a static batch is not admitted beyond the sum of these.
-      num_free: `(pool) -> i32[]`, free blocks.
+      num_free: `(pool) -> i32[]`, blocks that can be granted: free ones and cached ones
+        without a user.
       grows: whether sequences take blocks while they run (and so may be preempted).
     """
 
     reserve: Reserve
     init: Callable[..., Any]
+    find_shared: Callable[..., SharedBlocks]
     fits: Callable[..., jax.Array]
     grant: Callable[..., tuple]
     release: Callable[..., tuple]
@@ -66,6 +71,7 @@ def _manager(memory: ModuleType, reserve: Reserve, grows: bool) -> MemoryManager
     return MemoryManager(
         reserve=reserve,
         init=memory.init_pool,
+        find_shared=memory.find_shared,
         fits=memory.fits,
         grant=memory.grant,
         release=memory.release,

@@ -10,19 +10,26 @@ from paged_jax.groups import blocks_to_start, first_tokens
 from paged_jax.groups import peak_blocks as peak_of_group
 from paged_jax.requests import Requests
 from paged_jax.sequences import Sequences, blocks_for
+from paged_jax.shared_blocks import (
+    SharedBlocks,
+    count_hits,
+    find_cached,
+    no_shared_blocks,
+)
 
 
 def init_pool(config: StepConfig) -> BlockPool:
     """Returns a pool with every block free."""
-    return init_block_pool(config.num_blocks)
+    cached = config.block_size if config.prefix_caching else 0
+    return init_block_pool(config.num_blocks, cached)
 
 
 def num_free(pool: BlockPool) -> jax.Array:
-    """Returns the number of free blocks, i32[]."""
-    return pool.num_free
+    """Returns the number of blocks that can be granted, idle ones included, i32[]."""
+    return pool.num_available
 
 
-def shared_tokens(
+def held_tokens(
     config: StepConfig, sequences: Sequences, requests: Requests, slot: jax.Array
 ) -> jax.Array:
     """Returns how many tokens of a request's prompt a held prefix already has, i32[].
@@ -36,19 +43,48 @@ def shared_tokens(
     return jnp.where(row >= 0, jnp.minimum(held, requests.length[slot] - 1), 0)
 
 
-def fits(
+def find_shared(
     config: StepConfig,
     pool: BlockPool,
     sequences: Sequences,
     requests: Requests,
     slot: jax.Array,
+) -> SharedBlocks:
+    """Finds what a request can share: a held prefix, or what is cached if it is more.
+
+    Of a held prefix the partly filled last block is shared as well.
+    """
+    shared = no_shared_blocks(config.table_width if config.sharing else 0)
+    if config.sharing:
+        tokens = held_tokens(config, sequences, requests, slot)
+        row = jnp.maximum(requests.prefix_row[slot], 0)
+        shared = shared._replace(blocks=sequences.block_table[row], num_tokens=tokens)
+    if config.prefix_caching:
+        cached = find_cached(config, pool, sequences, requests, slot)
+        more = cached.num_tokens >= shared.num_tokens
+        if config.sharing:
+            cached = cached._replace(
+                blocks=jnp.where(more, cached.blocks, shared.blocks),
+                num_tokens=jnp.where(more, cached.num_tokens, shared.num_tokens),
+                num_idle=jnp.where(more, cached.num_idle, 0),
+            )
+        shared = cached
+    return shared
+
+
+def fits(
+    config: StepConfig,
+    pool: BlockPool,
+    requests: Requests,
+    slot: jax.Array,
+    shared: SharedBlocks,
     headroom: jax.Array,
 ) -> jax.Array:
     """Whether the blocks of all known tokens can be granted; see `MemoryManager`."""
-    shared = shared_tokens(config, sequences, requests, slot)
     need = blocks_to_start(config, requests, slot)
-    need -= shared // config.block_size  # a shared block that is written costs a copy
-    return need + headroom <= pool.num_free
+    # A shared block that is written costs a copy.
+    need -= shared.num_tokens // config.block_size
+    return need + shared.num_idle + headroom <= pool.num_available
 
 
 def grant(
@@ -58,21 +94,20 @@ def grant(
     requests: Requests,
     slot: jax.Array,
     row: jax.Array,
+    shared: SharedBlocks,
 ) -> tuple[BlockPool, Sequences]:
     """Grants the blocks of all known tokens (see `groups`); see `MemoryManager`."""
-    shared = shared_tokens(config, sequences, requests, slot)
     need = blocks_for(first_tokens(config, requests, slot), config.block_size)
-    if not config.sharing:
-        return grant_row(pool, sequences, row, need, shared, jnp.bool_(True))
+    shares = config.sharing or config.prefix_caching
     return grant_row(
-        pool,
+        count_hits(pool, shared.num_tokens),
         sequences,
         row,
         need,
-        shared,
+        shared.num_tokens,
         jnp.bool_(True),
-        shared_row=jnp.maximum(requests.prefix_row[slot], 0),
-        num_shared=blocks_for(shared, config.block_size),
+        num_shared=blocks_for(shared.num_tokens, config.block_size),
+        shared_blocks=shared.blocks if shares else None,
     )
 
 
@@ -87,7 +122,10 @@ def release(
 def peak_blocks(
     config: StepConfig, sequences: Sequences, requests: Requests, slot: jax.Array
 ) -> jax.Array:
-    """Blocks of its own that the request takes at its full length, i32[]."""
-    shared = shared_tokens(config, sequences, requests, slot)
+    """Blocks of its own that the request takes at its full length, i32[].
+
+    What it may find in the prefix cache counts as its own: it may be idle.
+    """
+    shared = held_tokens(config, sequences, requests, slot)
     full = peak_of_group(config, requests, slot)
     return full - shared // config.block_size

@@ -12,7 +12,7 @@ from paged_jax.config import StepConfig
 from paged_jax.fork import blocks_to_fork
 from paged_jax.groups import rows_of_group
 from paged_jax.memory_managers import MemoryManager
-from paged_jax.paged_memory import shared_tokens
+from paged_jax.paged_memory import held_tokens
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
@@ -38,8 +38,9 @@ class Preemption(NamedTuple):
       copying: bool[S]. Rows that copy a shared block before they write to it.
       wanted: i32[]. Blocks that the step takes.
       count: i32[]. Number of victims; a group is one.
-      recomputed: i32[]. Tokens they had in the cache and will compute again; those of a
-        held prefix are still there to be shared.
+      recomputed: i32[]. Tokens they had in the cache and will compute again, but for
+        those that the prefix cache still has when they are admitted anew; those of a
+        held prefix do not count.
     """
 
     chunk: jax.Array
@@ -97,7 +98,7 @@ def preempt(
         state, so_far = carry
         row = victim(state)
         slot, lost = state.sequences.request[row], state.sequences.length[row]
-        shared = shared_tokens(config, state.sequences, state.requests, slot)
+        shared = held_tokens(config, state.sequences, state.requests, slot)
         if config.groups:
             rows = rows_of_group(state, row)
             lost = _distinct_tokens(state, rows)

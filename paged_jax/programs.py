@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.cancel import cancel
-from paged_jax.compat import COMPILER_OPTIONS
+from paged_jax.compat import compiler_options
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
@@ -148,7 +148,7 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
     run = (
         jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
         .lower(program, params, state, count)
-        .compile(compiler_options=COMPILER_OPTIONS)
+        .compile(compiler_options=compiler_options(program.config.prefix_caching))
     )
 
     def aot(function: Callable, donate: tuple[int, ...], *args: Any) -> Callable:

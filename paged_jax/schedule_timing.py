@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from paged_jax.compat import COMPILER_OPTIONS
+from paged_jax.compat import compiler_options
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
@@ -34,7 +34,7 @@ def greedy_requests(
         new += [
             NewRequest(
                 slot=leader + sample,
-                tokens=[0] * prompt,
+                tokens=[arrival] * prompt,  # nothing in common
                 max_len=min(prompt + output, limit),
                 reserved_len=reserve(prompt, output, limit),
                 arrival=arrival,
@@ -83,7 +83,7 @@ def schedule_seconds(
         run_steps,
         static_argnums=0,
         donate_argnums=2,
-        compiler_options=COMPILER_OPTIONS,
+        compiler_options=compiler_options(config.prefix_caching),
     )
 
     def serve() -> float:

@@ -33,6 +33,16 @@ class EngineStats:
         return np.concatenate([empty, *self.log_parts])
 
     @property
+    def prefix_hit_tokens(self) -> int:
+        """Tokens of admitted sequences found in the prefix cache; 0 if not recorded."""
+        return int(self.log[:, Field.HIT_TOKENS].sum())
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Cached blocks that were granted anew; 0 if not recorded."""
+        return int(self.log[:, Field.EVICTED_BLOCKS].sum())
+
+    @property
     def host_syncs_per_token(self) -> float:
         """Blocking reads for each generated token."""
         return self.host_syncs / max(self.output_tokens, 1)

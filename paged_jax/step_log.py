@@ -11,6 +11,7 @@ from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.scheduler import Plan
 from paged_jax.sequences import SequenceStatus
+from paged_jax.shared_blocks import read_counts
 from paged_jax.state import SchedulerState, active_rows
 
 
@@ -26,7 +27,7 @@ class Field(enum.IntEnum):
     RESERVED = 6  # slots granted to sequences of the batch
     RESERVATION = 7  # granted, not yet written, and will be
     INTERNAL = 8  # granted, and never used (again) by its owner
-    FREE_BLOCKS = 9
+    FREE_BLOCKS = 9  # that can be granted
     LOGICAL_BLOCKS = 10  # entries of the block tables
     PHYSICAL_BLOCKS = 11  # distinct blocks they name
     RETIRED = 12
@@ -34,6 +35,9 @@ class Field(enum.IntEnum):
     PREEMPTED = 14
     RECOMPUTED = 15  # tokens lost to preemption, shared ones apart
     COPIED_BLOCKS = 16  # copy-on-write
+    HIT_TOKENS = 17  # tokens that admitted sequences found in the prefix cache
+    IDLE_BLOCKS = 18  # cached ones without a user, part of FREE_BLOCKS
+    EVICTED_BLOCKS = 19  # idle ones that were granted anew
 
 
 def write_log(
@@ -65,6 +69,7 @@ def write_log(
     count = _count_slots(config, manager, state, sequences.length + plan.chunk)
     running = sequences.status == SequenceStatus.RUNNING
 
+    pool, hits, idle, evicted = read_counts(state.pool)
     row = {
         Field.ITERATION: state.iteration,
         Field.RUNNING: jnp.sum(running),
@@ -83,10 +88,17 @@ def write_log(
         Field.PREEMPTED: plan.preempted,
         Field.RECOMPUTED: plan.recomputed,
         Field.COPIED_BLOCKS: plan.copies.count,
+        Field.HIT_TOKENS: hits,
+        Field.IDLE_BLOCKS: idle,
+        Field.EVICTED_BLOCKS: evicted,
     }
     values = jnp.stack([row[field].astype(jnp.float32) for field in Field])
+    if config.prefix_caching:
+        # The pool is read before `commit` changes it: XLA would else keep a copy.
+        pool, values = jax.lax.optimization_barrier((pool, values))
     return dataclasses.replace(
         state,
+        pool=pool,
         log=state.log.at[state.log_count].set(values),
         log_count=state.log_count + 1,
     )
@@ -140,7 +152,7 @@ def _count_slots(
         sums = (live, ahead - live, kept - used, blocks)
         return _Slots(*(jnp.sum(x).astype(jnp.float32) for x in sums))
 
-    if not config.sharing:
+    if not (config.sharing or config.prefix_caching):
         return apart()
 
     def together() -> _Slots:

@@ -134,7 +134,9 @@ def assert_all_free(engine: Engine) -> None:
     """Asserts that an idle engine has no block, row or request in use."""
     idle(engine)
     state = engine.state.scheduler
-    assert int(state.pool.num_free) == engine.config.total_blocks
+    pool = state.pool
+    free = pool.num_available if engine.config.memory == "paged" else pool.num_free
+    assert int(free) == engine.config.total_blocks
     assert not state.sequences.num_blocks.any()
     assert not state.sequences.status.any()
     assert (state.requests.status == RequestStatus.EMPTY).all()
@@ -145,7 +147,7 @@ def assert_all_free(engine: Engine) -> None:
 
 @jax.jit
 def _poison(state):
-    """Writes NaN to every slot that holds no token of a sequence."""
+    """Writes NaN to every slot that holds no token of a sequence or cached block."""
     sequences, cache = state.scheduler.sequences, state.cache
     size = cache.block_size
     position = jnp.arange(sequences.table_width * size)
@@ -155,6 +157,8 @@ def _poison(state):
     num_blocks = cache.k.shape[1]
     keep = jnp.zeros((num_blocks, size), bool)
     keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
+    if prefix_cache := getattr(state.scheduler.pool, "prefix_cache", ()):
+        keep |= (prefix_cache.parent >= 0)[:, None]
     keep = keep.at[0].set(False)[None, :, :, None, None]
     return jax.tree.map(lambda x: jnp.where(keep, x, jnp.nan), cache), keep.sum()
 

@@ -89,9 +89,10 @@ def run_schedule(
         (prompt, (outputs,) if isinstance(outputs, int) else outputs)
         for prompt, outputs in lengths
     ]
-    packed = pack_requests(
-        static, greedy_requests(config, requests), config.max_requests
-    )
+    new = greedy_requests(config, requests)
+    # All prompts are of one token, so that each is another's start.
+    new = [request._replace(tokens=[7] * len(request.tokens)) for request in new]
+    packed = pack_requests(static, new, config.max_requests)
     state = _submit(state, packed)
     state, sound = _run(static, manager.on_device(), state)
     assert all(sound.values()), [name for name, holds in sound.items() if not holds]

@@ -59,6 +59,15 @@ REFUSED = [
         {"num_blocks": 7, "max_model_len": 80, "block_size": 16, "memory": "max"},
         "the KV budget is 7 blocks, and one request of max_model_len 80 takes 8",
     ),
+    (
+        {"prefix_caching": True, "memory": "max"},
+        "prefix_caching is True with memory 'max' and sharing True; it needs memory "
+        "'paged' and sharing True: change them or turn it off",
+    ),
+    (
+        {"prefix_caching": True, "sharing": False},
+        "prefix_caching is True with memory 'paged' and sharing False",
+    ),
     ({"full_length_requests": 0}, "the KV budget is 0 blocks, and one request of"),
     (
         {"full_length_requests": float("nan")},

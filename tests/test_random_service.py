@@ -26,16 +26,14 @@ def params(output, seed, **fields):
 
 
 @functools.cache
-def engine_of(batching, sharing=True):
-    return make_engine(
-        batching=batching, sharing=sharing, max_n=4, num_blocks=22, max_seqs=6
-    )
+def engine_of(kind):
+    return make_engine(**KINDS[kind], max_n=4, num_blocks=22, max_seqs=6)
 
 
 @functools.cache
 def alone(prompt, output, seed, n):
     """Tokens of each sequence, by itself."""
-    engine = engine_of("continuous", sharing=False)
+    engine = engine_of("nothing shared")
     return all_tokens(engine.generate([prompt], params(output, seed, n=n))[0])
 
 
@@ -114,10 +112,20 @@ class Service:
             self.release()
 
 
-@pytest.mark.parametrize("batching", ["continuous", "static"])
+KINDS = {
+    "continuous": {},
+    "static": {"batching": "static"},
+    "prefix cache": {"prefix_caching": True},
+    "prefix cache, static": {"prefix_caching": True, "batching": "static"},
+    "nothing shared": {"sharing": False},
+}
+SHARING = [*KINDS][:4]
+
+
+@pytest.mark.parametrize("kind", SHARING)
 @pytest.mark.parametrize("seed", range(6))
-def test_every_request_is_returned_once_with_its_own_tokens(seed, batching):
-    engine = engine_of(batching)
+def test_every_request_is_returned_once_with_its_own_tokens(seed, kind):
+    engine = engine_of(kind)
     service = Service(engine, random.Random(seed))
     events = [Service.submit] * 9 + [Service.step] * 5
     events += [Service.register, Service.release, Service.abort, Service.stream]
