@@ -8,6 +8,13 @@ import jax.numpy as jnp
 
 from paged_jax.block_tables import write_needs
 from paged_jax.config import StepConfig
+from paged_jax.groups import (
+    first_tokens,
+    goals,
+    head_of_line,
+    promised,
+    waiting_members,
+)
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import RequestStatus, pop
 from paged_jax.sequences import SequenceStatus
@@ -48,6 +55,9 @@ def admit(
     step, and no larger than what fits at its members' full lengths; the token budget
     then spreads its prompts over steps.
 
+    A group fits if there are rows for all of its sequences, and blocks for all their
+    known tokens. Its carrier is granted those of the prompt; the others get a row.
+
     A request that does not fit with nothing else in the batch never will, and is
     rejected.
 
@@ -61,14 +71,12 @@ def admit(
     """
     static = state.static_batching
     active = jnp.sum(active_rows(state.sequences), dtype=jnp.int32)
-    known = state.requests.length[state.sequences.request]
     running = state.sequences.status == SequenceStatus.RUNNING
-    pending = jnp.where(running, known - state.sequences.length, 0)
+    pending = jnp.where(running, goals(config, state) - state.sequences.length, 0)
     free_at_start = manager.num_free(state.pool)
     may_open = ~static | (active == 0)
 
-    def fits(r: _Round, headroom: jax.Array) -> jax.Array:
-        slot = r.state.queue.first()
+    def fits(r: _Round, slot: jax.Array, headroom: jax.Array) -> jax.Array:
         s = r.state
         return manager.fits(config, s.pool, s.sequences, s.requests, slot, headroom) & (
             ~static
@@ -79,24 +87,27 @@ def admit(
         )
 
     def goes_on(r: _Round) -> jax.Array:
-        wanted = r.state.requests.length[r.state.queue.first()]
+        slot, rows = head_of_line(config, r.state)
+        wanted = first_tokens(config, r.state.requests, slot)
         # Not chunked, a prompt must fit whole; one that outgrew the budget through
         # recomputation is chunked all the same.
         least = (
             1 if config.chunked_prefill else jnp.minimum(wanted, config.token_budget)
         )
-        headroom = r.owed + jnp.where(r.active > 0, config.watermark_blocks, 0)
+        headroom = r.owed + promised(config, r.state)
+        headroom += jnp.where(r.active > 0, config.watermark_blocks, 0)
         return (
             (r.state.queue.count > 0)
             & may_open
-            & (r.active < config.max_seqs)
+            & (r.active + rows <= config.max_seqs)
             & (static | (r.tokens_left >= least))
-            & fits(r, headroom)
+            & fits(r, slot, headroom)
         )
 
     def admit_first(r: _Round) -> _Round:
         state = r.state
-        slot = state.queue.first()
+        slot, rows = head_of_line(config, state)
+        goal = first_tokens(config, state.requests, slot)
         row = jnp.argmax(state.sequences.status == SequenceStatus.EMPTY)
         row = row.astype(jnp.int32)
         promised = r.promised + manager.peak_blocks(
@@ -108,26 +119,18 @@ def admit(
         sequences = dataclasses.replace(
             sequences, request=sequences.request.at[row].set(slot)
         )
-        first_time = state.requests.timeline[slot, 0]
-        requests = dataclasses.replace(
-            state.requests,
-            status=state.requests.status.at[slot].set(RequestStatus.RUNNING),
-            timeline=state.requests.timeline.at[slot, 0].set(
-                jnp.where(first_time < 0, state.iteration, first_time)
-            ),
-        )
         state = dataclasses.replace(
-            state,
-            pool=pool,
-            sequences=sequences,
-            requests=requests,
-            queue=pop(state.queue),
+            state, pool=pool, sequences=sequences, queue=pop(state.queue)
         )
+        if config.groups:
+            state = _seat_members(config, state, slot)
+        state = _mark(config, state, slot, True, RequestStatus.RUNNING, event=0)
+        sequences = state.sequences
         shared = sequences.length[row]
         return _Round(
             state=state,
-            active=r.active + 1,
-            tokens_left=r.tokens_left - (requests.length[slot] - shared),
+            active=r.active + rows,
+            tokens_left=r.tokens_left - (goal - shared),
             owed=r.owed + (shared % config.block_size != 0),
             promised=promised,
             admitted=r.admitted + 1,
@@ -143,28 +146,94 @@ def admit(
     end = jax.lax.while_loop(
         goes_on, admit_first, _Round(state, active, tokens_left, owed, zero, zero)
     )
-    hopeless = (end.state.queue.count > 0) & (end.active == 0) & ~fits(end, zero)
-    return _reject_first(end.state, hopeless), end.admitted
+    slot, _ = head_of_line(config, end.state)
+    hopeless = (end.state.queue.count > 0) & (end.active == 0) & ~fits(end, slot, zero)
+    return _reject_first(config, end.state, slot, hopeless), end.admitted
 
 
-def _reject_first(state: SchedulerState, hopeless: jax.Array) -> SchedulerState:
+def _seat_members(
+    config: StepConfig, state: SchedulerState, carrier: jax.Array
+) -> SchedulerState:
+    """Gives the other members of a carrier's group the first empty rows, UNFORKED.
+
+    Args:
+      config: static settings.
+      state: scheduler's state; the carrier has its row, and all members are WAITING.
+      carrier: i32[], its request slot.
+
+    Returns:
+      The state; there are rows enough, the caller has checked.
+    """
+    sequences, requests = state.sequences, state.requests
+    others = waiting_members(requests, carrier).at[carrier].set(False)
+    (slots,) = jnp.nonzero(others, size=config.max_seqs, fill_value=requests.null)
+    empty = sequences.status == SequenceStatus.EMPTY
+    rank = jnp.cumsum(empty.astype(jnp.int32)) - 1
+    takes = empty & (rank < jnp.sum(others))
+    taken = slots[jnp.clip(rank, 0, config.max_seqs - 1)].astype(jnp.int32)
+    return dataclasses.replace(
+        state,
+        sequences=dataclasses.replace(
+            sequences,
+            request=jnp.where(takes, taken, sequences.request),
+            status=jnp.where(takes, SequenceStatus.UNFORKED, sequences.status),
+        ),
+    )
+
+
+def _reject_first(
+    config: StepConfig, state: SchedulerState, slot: jax.Array, hopeless: jax.Array
+) -> SchedulerState:
     """Takes the first request off the queue as REJECTED if `hopeless`."""
-    requests = state.requests
-    slot = jnp.where(hopeless, state.queue.first(), requests.null)
-    end = jnp.where(hopeless, state.iteration, requests.timeline[slot, 2])
+    state = _mark(config, state, slot, hopeless, RequestStatus.REJECTED, event=2)
     queue = pop(state.queue)
     return dataclasses.replace(
         state,
-        requests=dataclasses.replace(
-            requests,
-            status=requests.status.at[slot].set(
-                jnp.where(hopeless, RequestStatus.REJECTED, requests.status[slot])
-            ),
-            timeline=requests.timeline.at[slot, 2].set(end),
-        ),
         queue=dataclasses.replace(
             state.queue,
             head=jnp.where(hopeless, queue.head, state.queue.head),
             count=jnp.where(hopeless, queue.count, state.queue.count),
         ),
+    )
+
+
+def _mark(
+    config: StepConfig,
+    state: SchedulerState,
+    slot: jax.Array,
+    valid: jax.Array | bool,
+    status: RequestStatus,
+    event: int,
+) -> SchedulerState:
+    """Gives a request, or its whole waiting group, a new status.
+
+    Args:
+      config: static settings.
+      state: scheduler's state.
+      slot: i32[], the request's slot, or that of any member.
+      valid: bool[]; if false, nothing changes.
+      status: the status.
+      event: the column of `Requests.timeline` that takes the iteration, if it has none.
+
+    Returns:
+      The state.
+    """
+    requests = state.requests
+    if config.groups:
+        members = valid & waiting_members(requests, slot)
+        time = requests.timeline[:, event]
+        time = jnp.where(members & (time < 0), state.iteration, time)
+        new_status = jnp.where(members, status, requests.status)
+        timeline = requests.timeline.at[:, event].set(time)
+    else:
+        at = jnp.where(valid, slot, requests.null)
+        time = requests.timeline[at, event]
+        time = jnp.where(valid & (time < 0), state.iteration, time)
+        new_status = requests.status.at[at].set(
+            jnp.where(valid, status, requests.status[at])
+        )
+        timeline = requests.timeline.at[at, event].set(time)
+    return dataclasses.replace(
+        state,
+        requests=dataclasses.replace(requests, status=new_status, timeline=timeline),
     )

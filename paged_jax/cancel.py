@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.requests import RequestStatus
-from paged_jax.sequences import SequenceStatus
+from paged_jax.sequences import Sequences, SequenceStatus
 from paged_jax.state import SchedulerState
 
 
@@ -23,7 +23,8 @@ def cancel(
     Returns:
       The state. Rows of the requests are FINISHED: the next step gives their blocks
       back. Waiting ones are out of the queue. Nobody shares a cancelled prefix any
-      more; sequences that do already keep their references.
+      more; sequences that do already keep their references. Of a group, the others go
+      on; if it was the carrier that ended, one of them takes over its row.
     """
     sequences, requests, queue = state.sequences, state.requests, state.queue
     old = requests.status[slots]
@@ -35,6 +36,8 @@ def cancel(
 
     ended = jnp.zeros(requests.null + 1, bool).at[ends].set(True)
     ended = ended.at[requests.null].set(False)
+    if requests.grouped:
+        sequences = _hand_over(state, ended)
     row_ended = ended[sequences.request] & (sequences.status != SequenceStatus.EMPTY)
     prefix_gone = (requests.prefix_row >= 0) & row_ended[
         jnp.maximum(requests.prefix_row, 0)
@@ -43,7 +46,12 @@ def cancel(
     size = queue.slots.shape[0]
     place = jnp.arange(size)
     waiting = queue.slots[(queue.head + place) % size]
-    stays = (place < queue.count) & ~ended[waiting]
+    if requests.grouped:
+        still = new_status == RequestStatus.WAITING
+        goes_on = jnp.zeros_like(ended).at[requests.group].max(still)
+    else:
+        goes_on = ~ended
+    stays = (place < queue.count) & goes_on[waiting]
     front = jnp.argsort(~stays, stable=True)
     return dataclasses.replace(
         state,
@@ -64,3 +72,31 @@ def cancel(
             count=jnp.sum(stays, dtype=jnp.int32),
         ),
     )
+
+
+def _hand_over(state: SchedulerState, ended: jax.Array) -> Sequences:
+    """Lets a member that waits for the prompt take over the row that computes it.
+
+    Args:
+      state: scheduler's state.
+      ended: bool[R + 1], requests that end now.
+
+    Returns:
+      The rows; a carrier that ends has changed places with an UNFORKED one that does
+      not, if there is any. The blocks are those of the prompt, which is the same.
+    """
+    sequences, requests = state.sequences, state.requests
+    slot = sequences.request
+    group = requests.group[slot]
+    rows = jnp.arange(sequences.num_rows, dtype=jnp.int32)
+    heirs = (sequences.status == SequenceStatus.UNFORKED) & ~ended[slot]
+    at = jnp.where(heirs, group, requests.null)
+    heir = jnp.full(requests.null + 1, -1).at[at].max(jnp.where(heirs, rows, -1))
+    heir = heir[group]
+    leaves = (sequences.status == SequenceStatus.RUNNING) & ended[slot] & (heir >= 0)
+    # Each takes the other's request; rows that take part in nothing keep theirs.
+    other = jnp.where(leaves, heir, rows)
+    swapped = jnp.where(leaves, slot[other], slot)
+    last = sequences.num_rows
+    given = jnp.append(swapped, 0).at[jnp.where(leaves, other, last)].set(slot)
+    return dataclasses.replace(sequences, request=given[:last])

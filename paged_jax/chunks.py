@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.config import StepConfig
+from paged_jax.groups import goals
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
@@ -27,8 +28,7 @@ def plan_chunks(config: StepConfig, state: SchedulerState) -> jax.Array:
     """
     sequences, requests = state.sequences, state.requests
     running = sequences.status == SequenceStatus.RUNNING
-    known = requests.length[sequences.request]
-    pending = jnp.where(running, known - sequences.length, 0)
+    pending = jnp.where(running, goals(config, state) - sequences.length, 0)
     decoding = pending == 1
     arrival = requests.arrival[sequences.request]
 

@@ -4,6 +4,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from paged_jax.config import StepConfig
+from paged_jax.fork import fork_due
 from paged_jax.requests import RequestStatus
 from paged_jax.sampling import Samples
 from paged_jax.scheduler import Plan
@@ -11,10 +13,13 @@ from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
 
-def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerState:
-    """Counts computed tokens, appends sampled ones, and ends what has ended.
+def commit(
+    config: StepConfig, state: SchedulerState, plan: Plan, samples: Samples
+) -> SchedulerState:
+    """Counts computed tokens, forks, appends sampled ones, and ends what has ended.
 
     Args:
+      config: static settings.
       state: scheduler's state, with the blocks of the plan granted.
       plan: the step's plan.
       samples: the sampled tokens, arrays of S rows; used where the plan samples.
@@ -24,6 +29,15 @@ def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerStat
       they are retired; a prefix whose last token is computed is HELD.
     """
     sequences, requests = state.sequences, state.requests
+    length = sequences.length + plan.chunk
+    complete = length == requests.length[sequences.request]
+    held = (plan.chunk > 0) & complete & ~plan.samples
+    sequences = dataclasses.replace(sequences, length=length)
+    state = dataclasses.replace(state, sequences=sequences)
+    if config.groups:
+        # Only now, so that the step has written to no block that is shared.
+        state = fork_due(config, state, plan.forks, plan.source)
+        sequences = state.sequences
     slot = jnp.where(plan.samples, sequences.request, requests.null)
     position = requests.length[slot]
     count = plan.samples.astype(jnp.int32)
@@ -34,8 +48,6 @@ def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerStat
     end_status = jnp.where(
         stopped, RequestStatus.FINISHED_STOP, RequestStatus.FINISHED_LENGTH
     )
-    complete = sequences.length + plan.chunk == requests.length[sequences.request]
-    held = (plan.chunk > 0) & complete & ~plan.samples
     touched = jnp.where(held, sequences.request, slot)
     status = jnp.where(ended, end_status, requests.status[touched])
     status = jnp.where(held, RequestStatus.HELD, status)
@@ -58,9 +70,7 @@ def commit(state: SchedulerState, plan: Plan, samples: Samples) -> SchedulerStat
     )
     row_status = jnp.where(ended, SequenceStatus.FINISHED, sequences.status)
     row_status = jnp.where(held, SequenceStatus.HELD, row_status)
-    sequences = dataclasses.replace(
-        sequences, length=sequences.length + plan.chunk, status=row_status
-    )
+    sequences = dataclasses.replace(sequences, status=row_status)
     return dataclasses.replace(
         state,
         sequences=sequences,

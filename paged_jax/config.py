@@ -35,6 +35,8 @@ class EngineConfig:
       max_requests: requests that the device holds at once, waiting ones included. More
         may be submitted; they wait on the host.
       max_prefixes: prefixes that can be registered at once.
+      max_n: most sequences that one request may ask for (`SamplingParams.n`, or
+        `best_of`); each is one of `max_seqs` and of `max_requests`.
       token_budget: most tokens computed in one step.
       chunked_prefill: whether a prompt may be computed over several steps, so that it
         never keeps the decoding sequences waiting. If not, prompts longer than the
@@ -45,8 +47,9 @@ class EngineConfig:
         length), `pow2` (next power of two of the output), `oracle` (the true output).
       batching: `continuous` (sequences join and leave at every step) or `static` (a
         batch runs until its longest member ends).
-      sharing: whether registered prefixes share their blocks; paged memory only.
-      preemption: what happens to the latest-arrived sequence when blocks run out.
+      sharing: whether blocks are shared: those of registered prefixes, and a prompt's
+        among the sequences of its request; paged memory only.
+      preemption: what happens to the latest-arrived request when blocks run out.
       attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
         jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
         `auto`: `cpu` where it takes the model, else `xla`.
@@ -68,6 +71,7 @@ class EngineConfig:
     max_seqs: int = 64
     max_requests: int = 256
     max_prefixes: int = 2
+    max_n: int = 1
     token_budget: int = 128
     chunked_prefill: bool = True
     watermark: float = 0.01
@@ -108,6 +112,7 @@ class EngineConfig:
             "token_budget",
             "steps_per_sync",
             "max_stop_ids",
+            "max_n",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(
@@ -132,6 +137,12 @@ class EngineConfig:
                 f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "
                 "step must have room for one token of each sequence: raise token_budget"
             )
+        for name in ("max_seqs", "max_requests"):
+            if self.max_n > getattr(self, name):
+                raise ConfigError(
+                    f"max_n is {self.max_n} and {name} {getattr(self, name)}; the "
+                    f"sequences of a request run at once: lower max_n or raise {name}"
+                )
         if self.total_blocks < self.blocks_per_request:
             raise ConfigError(
                 f"the KV budget is {self.total_blocks} blocks, and one request of "
@@ -157,7 +168,7 @@ class EngineConfig:
         """Returns the part of the settings that is compiled into the step."""
         paged = self.memory == "paged"
         num_prefixes = self.max_prefixes if paged and self.sharing else 0
-        sharing = num_prefixes > 0
+        sharing = paged and self.sharing and (num_prefixes > 0 or self.max_n > 1)
         return StepConfig(
             block_size=self.block_size,
             num_blocks=self.total_blocks,
@@ -171,6 +182,7 @@ class EngineConfig:
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
+            several=self.max_n > 1,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
             log_length=self.steps_per_sync if self.record else 0,
@@ -199,6 +211,7 @@ class StepConfig:
       chunked_prefill: whether a prompt may be spread over steps.
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
+      several: whether a request may ask for several sequences.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
       log_length: rows of the log; 0 compiles the recording out.
@@ -216,9 +229,15 @@ class StepConfig:
     chunked_prefill: bool
     watermark_blocks: int
     sharing: bool
+    several: bool
     max_stop_ids: int
     max_logprobs: int
     log_length: int
+
+    @property
+    def groups(self) -> bool:
+        """Whether the sequences of a request share their prompt (see `groups`)."""
+        return self.several and self.sharing
 
 
 def token_buckets(token_budget: int) -> tuple[int, ...]:

@@ -4,18 +4,21 @@ import jax
 from jax.experimental import checkify
 
 from paged_jax.block_pool import BlockPool
-from paged_jax.invariants import assert_blocks
+from paged_jax.invariants import assert_blocks, assert_groups
 from paged_jax.state import SchedulerState
 
 _checked = jax.jit(checkify.checkify(assert_blocks))
+_checked_groups = jax.jit(checkify.checkify(assert_groups))
 
 
 def raise_if_broken(state: SchedulerState) -> None:
-    """Checks the block pool against the block tables; contiguous memory has no counts.
+    """Checks blocks against block tables, and groups; contiguous memory has neither.
 
     Raises:
       checkify.JaxRuntimeError: an invariant does not hold; its name and the counts.
     """
     if isinstance(state.pool, BlockPool):
         error, _ = _checked(state.pool, state.sequences)
+        error.throw()
+        error, _ = _checked_groups(state)
         error.throw()

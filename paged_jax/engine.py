@@ -4,7 +4,6 @@ import dataclasses
 import operator
 import reprlib
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,9 +20,8 @@ from paged_jax.models.load import DEFAULT_MODEL, LoadedModel, load_model
 from paged_jax.models.packed import pack_model
 from paged_jax.outputs import RequestOutput
 from paged_jax.preempt import VictimRule, latest_arrival
-from paged_jax.programs import Report
 from paged_jax.request_record import RequestRecord
-from paged_jax.requests import RequestStatus
+from paged_jax.request_table import RequestTable
 from paged_jax.sampling_params import RequestError, SamplingParams
 from paged_jax.schedule_timing import schedule_seconds
 from paged_jax.state import EngineState
@@ -74,17 +72,17 @@ class Engine:
         if not 0 <= seed <= MAX_SEED:
             raise ConfigError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")
         self._static = config.step_config()
-        self._manager = MANAGERS[config.memory]
+        manager = MANAGERS[config.memory]
         backend = choose_backend(
             config.attention_backend,
             model.config.head_dim,
             config.kv_dtype or model.config.dtype,
         )
         forward = ModelForward(model.config, backend)
-        program = Program(self._static, forward, self._manager.on_device(), victim)
+        program = Program(self._static, forward, manager.on_device(), victim)
         try:
             self._device = DeviceLoop(
-                program, self._manager, config, model.config, model.params
+                program, manager, config, model.config, model.params
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -97,14 +95,11 @@ class Engine:
                 f"{config.max_requests} requests, is not there; lower num_blocks or "
                 "full_length_requests"
             ) from None
-        self._seed = seed
-        self._records: dict[str, RequestRecord] = {}  # not yet returned as finished
-        self._backlog: deque[RequestRecord] = deque()  # no slot on the device yet
-        self._free_slots = deque(range(self._static.num_requests))
-        self._prefixes: dict[str, RequestRecord] = {}
+        self._table = RequestTable(self._device, manager, config, self._static, seed)
         self._ready: list[RequestOutput] = []
         self._arrivals = 0
-        self._lengths: list[tuple[int, int]] = []  # of prompts and outputs asked for
+        # Of each request: tokens of the prompt and of each output.
+        self._lengths: list[tuple[int, tuple[int, ...]]] = []
 
     @classmethod
     def from_pretrained(
@@ -185,9 +180,8 @@ class Engine:
         record.check(config, self.model.config.vocab_size)
         self._arrivals += 1
         output = params.most_tokens(config.max_model_len - len(tokens))
-        self._lengths.append((len(tokens), output))
-        self._records[name] = record
-        self._backlog.append(record)
+        self._lengths.append((len(tokens), (output,) * params.num_sequences))
+        self._table.add(record)
         return name
 
     def abort(self, request_id: str) -> None:
@@ -196,20 +190,17 @@ class Engine:
         Raises:
           RequestError: no such request is being served.
         """
-        record = self._records.get(request_id)
+        record = self._table.records.get(request_id)
         if record is None:
             raise RequestError(f"no request {request_id!r} is being served")
-        if record in self._backlog:
-            self._backlog.remove(record)
-            record.end_now()
+        if self._table.withdraw(record):
             self._ready.append(record.output("abort"))
-            del self._records[request_id]
-            return
-        self._device.cancel(_slots([record]), RequestStatus.ABORTED)
+        else:
+            self._table.cancel(record)
 
     def has_unfinished(self) -> bool:
         """Whether any request is still to be returned as finished."""
-        return bool(self._records or self._ready)
+        return bool(self._table.records or self._ready)
 
     def step(self, max_steps: int | None = None) -> list[RequestOutput]:
         """Runs steps on the device, then returns what is new.
@@ -222,11 +213,8 @@ class Engine:
         """
         limit = self.config.steps_per_sync
         steps = limit if max_steps is None else min(max_steps, limit)
-        self._flush_backlog()
         out, self._ready = self._ready, []
-        if self._device.has_work:
-            out += self._gather(self._device.run(steps))
-        return out
+        return out + self._table.step(steps)
 
     def stream(self, request_id: str) -> Iterator[RequestOutput]:
         """Yields a request's output as it grows; other requests are served beside it.
@@ -238,8 +226,8 @@ class Engine:
         """
         if not self._in_use(request_id):
             raise RequestError(f"no request {request_id!r} is being served")
-        if request_id in self._records:
-            self._records[request_id].stream = True
+        if request_id in self._table.records:
+            self._table.records[request_id].stream = True
         return self._stream(request_id)
 
     def _stream(self, request_id: str) -> Iterator[RequestOutput]:
@@ -282,7 +270,7 @@ class Engine:
                 names.append(self.submit(prompt, one))
         except BaseException:
             for name in names:
-                self._backlog.remove(self._records.pop(name))
+                self._table.withdraw(self._table.records[name])
             self._lengths = lengths
             raise
         done: dict[str, RequestOutput] = {}
@@ -342,35 +330,17 @@ class Engine:
         Raises:
           RequestError: sharing is off, too many prefixes, or no room for it.
         """
-        if not self._static.sharing:
-            raise RequestError(
-                "sharing is off: it needs memory='paged', sharing=True and "
-                "max_prefixes of 1 or more"
-            )
-        if len(self._prefixes) >= self.config.max_prefixes:
-            raise RequestError(
-                f"{len(self._prefixes)} prefixes are registered and max_prefixes is "
-                f"{self.config.max_prefixes}; release one or raise max_prefixes"
-            )
+        prefixes = self._table.prefixes
+        prefixes.check_room()
         name = self.submit(prompt, SamplingParams(max_tokens=1))
-        record = self._records.pop(name)
-        record.is_prefix = True
-        record.arrival -= 2**30  # the last one to be preempted
-        self._prefixes[name] = record
+        record = self._table.records[name]
+        self._table.hold(record)
         self._lengths.pop()
-        self._backlog.remove(record)
-        self._backlog.appendleft(record)
         others = []
         while record.row is None and not record.failed:
             others += self.step()
         self._ready += others
-        if record.failed:
-            del self._prefixes[name]
-            raise RequestError(
-                f"the prefix of {len(record.tokens)} tokens does not fit in "
-                f"{self._static.num_blocks} blocks of {self._static.block_size} beside "
-                "what is held; shorten it, release another or raise num_blocks"
-            )
+        prefixes.check_held(record)
         return name
 
     def release_prefix(self, name: str) -> None:
@@ -379,14 +349,7 @@ class Engine:
         Raises:
           RequestError: no such prefix.
         """
-        record = self._prefixes.pop(name, None)
-        if record is None:
-            raise RequestError(
-                f"no prefix {name!r} is registered; registered: "
-                f"{', '.join(self._prefixes) or 'none'}"
-            )
-        self._device.cancel(_slots([record]), RequestStatus.ABORTED)
-        self._free([record])
+        self._table.release(self._table.prefixes.remove(name))
 
     # ------------------------------------------------------------------ inspection
 
@@ -451,7 +414,9 @@ class Engine:
 
     def _in_use(self, name: str) -> bool:
         """Whether a request of that name has yet to be returned as finished."""
-        return name in self._records or any(o.request_id == name for o in self._ready)
+        return name in self._table.records or any(
+            o.request_id == name for o in self._ready
+        )
 
     def _tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True
@@ -473,78 +438,6 @@ class Engine:
         if len(tokens) == 0:
             raise RequestError("the prompt is empty; give it at least one token")
         return tuple(tokens)
-
-    def _flush_backlog(self) -> None:
-        """Moves requests from the host's backlog to free slots on the device."""
-        while self._backlog and self._free_slots:
-            batch = []
-            while (
-                self._backlog and self._free_slots and len(batch) < self._device.width
-            ):
-                record = self._backlog.popleft()
-                record.slot = self._free_slots.popleft()
-                record.prefix_row = self._matching_prefix(record)
-                batch.append(record.new_request(self.config, self._manager, self._seed))
-            self._device.submit(batch)
-
-    def _matching_prefix(self, record: RequestRecord) -> int:
-        """Returns the row of the longest registered prefix of a prompt, or -1."""
-        best, row = 0, -1
-        for prefix in self._prefixes.values():
-            size = len(prefix.tokens)
-            if prefix.row is not None and best < size <= len(record.tokens):
-                if record.tokens[:size] == prefix.tokens:
-                    best, row = size, prefix.row
-        return row
-
-    def _gather(self, report: Report) -> list[RequestOutput]:
-        """Reads what the report says is new, and frees the slots of ended requests."""
-        changed: list[RequestRecord] = []
-        for record in [*self._records.values(), *self._prefixes.values()]:
-            if record.slot is None:
-                continue
-            new_tokens = record.update(
-                RequestStatus(int(report.status[record.slot])),
-                int(report.length[record.slot]),
-                np.asarray(report.timeline[record.slot]),
-                self._device.time_of,
-            )
-            self.stats.output_tokens += new_tokens
-            if record.is_prefix:
-                self._settle_prefix(record, report)
-            elif record.ended or (record.read_early and new_tokens):
-                changed.append(record)
-        outputs = self._device.collect(_slots(changed))
-        for record, output in zip(changed, outputs, strict=True):
-            record.take_tokens(output)
-            self.stats.output_tokens -= record.num_dropped
-        stopped = [r for r in changed if r.stop_string_found and not r.ended]
-        self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)
-        done = [r for r in changed if r.ended or r.stop_string_found]
-        self._free(done)
-        for record in done:
-            record.end_now()
-            del self._records[record.name]
-        return [r.output() for r in changed if r.stream or r in done]
-
-    def _settle_prefix(self, record: RequestRecord, report: Report) -> None:
-        """Notes where a prefix is held, or that it cannot be."""
-        if record.status == RequestStatus.HELD and record.row is None:
-            record.row = int(np.flatnonzero(report.row == record.slot)[0])
-        elif record.ended:
-            record.failed = True
-            self._free([record])
-
-    def _free(self, records: list[RequestRecord]) -> None:
-        """Frees the slots of records that are done with."""
-        self._device.clear(_slots(records))
-        self._free_slots.extend(_slots(records))
-        for record in records:
-            record.slot = None
-
-
-def _slots(records: Sequence[RequestRecord]) -> list[int]:
-    return [record.slot for record in records if record.slot is not None]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax.experimental import checkify
 
 from paged_jax.block_pool import BlockPool
+from paged_jax.requests import RequestStatus
 from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.state import SchedulerState
 
 _MEANING = {
     "blocks_accounted": "each block but the null block is either free or referenced",
@@ -17,6 +19,14 @@ _MEANING = {
     "free_blocks_unreferenced": "no block of the free list is referenced",
     "tables_well_formed": "a row names real blocks, none twice, then the null block",
     "empty_rows_hold_nothing": "a row without a sequence has no blocks and no tokens",
+}
+
+_GROUP_MEANING = {
+    "unforked_rows_hold_nothing": "a row that waits for a prompt has no blocks yet",
+    "unforked_rows_have_a_carrier": "one running row of the group computes the prompt",
+    "carriers_stay_in_the_prompt": "a prompt that others wait for has no tokens beyond",
+    "groups_are_whole": "no group has members in the batch and others in the queue",
+    "queue_names_what_waits": "the leaders in the queue are those of waiting members",
 }
 
 
@@ -96,3 +106,55 @@ def assert_blocks(pool: BlockPool, sequences: Sequences) -> None:
             entries=jnp.sum(sequences.num_blocks),
             references=jnp.sum(pool.ref_count),
         )
+
+
+def check_groups(state: SchedulerState) -> dict[str, jax.Array]:
+    """Checks the groups between two steps; there is nothing to check without them.
+
+    Args:
+      state: scheduler's state.
+
+    Returns:
+      Name of each invariant -> bool[], whether it holds.
+    """
+    sequences, requests, queue = state.sequences, state.requests, state.queue
+    if not requests.grouped:
+        return {}
+    null = requests.null
+    group = requests.group[sequences.request]
+    unforked = sequences.status == SequenceStatus.UNFORKED
+    running = sequences.status == SequenceStatus.RUNNING
+
+    def per_group(rows: jax.Array, groups: jax.Array) -> jax.Array:
+        count = jnp.zeros(null + 1, jnp.int32)
+        return count.at[jnp.where(rows, groups, null)].add(rows.astype(jnp.int32))
+
+    expected = per_group(unforked, group) > 0
+    carriers = per_group(running, group)
+    beyond = sequences.length > requests.prompt_len[sequences.request]
+    waits = requests.status == RequestStatus.WAITING
+    waiting = per_group(waits, requests.group)
+    runs = per_group(requests.status == RequestStatus.RUNNING, requests.group)
+    size = queue.slots.shape[0]
+    place = jnp.arange(size)
+    queued = per_group(place < queue.count, queue.slots[(queue.head + place) % size])
+    return {
+        "unforked_rows_hold_nothing": ~jnp.any(unforked & (sequences.num_blocks > 0)),
+        "unforked_rows_have_a_carrier": jnp.all(~expected | (carriers == 1)),
+        "carriers_stay_in_the_prompt": ~jnp.any(running & expected[group] & beyond),
+        "groups_are_whole": ~jnp.any((waiting > 0) & (runs > 0)),
+        "queue_names_what_waits": jnp.all(queued == (waiting > 0)),
+    }
+
+
+def assert_groups(state: SchedulerState) -> None:
+    """Raises, under `checkify.checkify`, if an invariant of `check_groups` is broken.
+
+    Args:
+      state: scheduler's state.
+
+    Raises:
+      checkify.JaxRuntimeError: from `err.throw()`, with the invariant.
+    """
+    for name, holds in check_groups(state).items():
+        checkify.check(holds, f"{name}: it must hold that {_GROUP_MEANING[name]}")

@@ -23,7 +23,8 @@ def pack(
 
     Returns:
       The batch, with N tokens and M = min(N, S) places for sampling; and i32[S], the
-      place of each row that samples (`Plan.samples`), 0 for the others.
+      place of each row that samples (`Plan.samples`), 0 for the others. Rows that
+      sample from the same token have the same place.
     """
     sequences, requests = state.sequences, state.requests
     num_rows, chunk = sequences.num_rows, plan.chunk
@@ -58,7 +59,10 @@ def pack(
     in_use = tile < tile_stop[-1]
     tile_len = jnp.minimum(chunk_of[tile_index] - offset, QUERY_TILE)
 
-    sampling = plan.samples[order]
+    sampling = plan.samples
+    if config.groups:
+        sampling &= ~plan.forks
+    sampling = sampling[order]
     rank = jnp.cumsum(sampling.astype(jnp.int32)) - 1
     places = min(num_tokens, num_rows)
     at = jnp.where(sampling, jnp.minimum(rank, places), places)
@@ -82,7 +86,7 @@ def pack(
         num_samples=jnp.sum(sampling, dtype=jnp.int32),
     )
     place = jnp.zeros(num_rows, jnp.int32).at[order].set(jnp.where(sampling, rank, 0))
-    return batch, place
+    return batch, place[plan.source] if config.groups else place
 
 
 def _owner(stop_at: jax.Array, size: int) -> jax.Array:

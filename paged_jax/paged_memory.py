@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from paged_jax.block_pool import BlockPool, init_block_pool
 from paged_jax.block_tables import grant_row, release_row
 from paged_jax.config import StepConfig
+from paged_jax.groups import blocks_to_start, first_tokens
+from paged_jax.groups import peak_blocks as peak_of_group
 from paged_jax.requests import Requests
 from paged_jax.sequences import Sequences, blocks_for
 
@@ -44,7 +46,7 @@ def fits(
 ) -> jax.Array:
     """Whether the blocks of all known tokens can be granted; see `MemoryManager`."""
     shared = shared_tokens(config, sequences, requests, slot)
-    need = blocks_for(requests.length[slot], config.block_size)
+    need = blocks_to_start(config, requests, slot)
     need -= shared // config.block_size  # a shared block that is written costs a copy
     return need + headroom <= pool.num_free
 
@@ -57,9 +59,9 @@ def grant(
     slot: jax.Array,
     row: jax.Array,
 ) -> tuple[BlockPool, Sequences]:
-    """Grants the blocks of all known tokens; see `MemoryManager`."""
+    """Grants the blocks of all known tokens (see `groups`); see `MemoryManager`."""
     shared = shared_tokens(config, sequences, requests, slot)
-    need = blocks_for(requests.length[slot], config.block_size)
+    need = blocks_for(first_tokens(config, requests, slot), config.block_size)
     if not config.sharing:
         return grant_row(pool, sequences, row, need, shared, jnp.bool_(True))
     return grant_row(
@@ -87,5 +89,5 @@ def peak_blocks(
 ) -> jax.Array:
     """Blocks of its own that the request takes at its full length, i32[]."""
     shared = shared_tokens(config, sequences, requests, slot)
-    full = blocks_for(requests.max_len[slot], config.block_size)
+    full = peak_of_group(config, requests, slot)
     return full - shared // config.block_size

@@ -1,4 +1,4 @@
-"""Preempt: when blocks run out, sequences give theirs up (paper, section 4.5)."""
+"""Preempt: when blocks run out, requests give theirs up (paper, section 4.5)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,13 +9,15 @@ import jax.numpy as jnp
 
 from paged_jax.block_tables import write_needs
 from paged_jax.config import StepConfig
+from paged_jax.fork import blocks_to_fork
+from paged_jax.groups import rows_of_group
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.paged_memory import shared_tokens
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
-# (state) -> i32[], the running row to preempt next.
+# (state) -> i32[], the running row to preempt next, and its whole group with it.
 VictimRule = Callable[[SchedulerState], jax.Array]
 
 
@@ -34,7 +36,8 @@ class Preemption(NamedTuple):
       chunk: i32[S]. Tokens to compute in each row; 0 for victims.
       growing: bool[S]. Rows that get one more block in this step.
       copying: bool[S]. Rows that copy a shared block before they write to it.
-      count: i32[]. Number of victims.
+      wanted: i32[]. Blocks that the step takes.
+      count: i32[]. Number of victims; a group is one.
       recomputed: i32[]. Tokens they had in the cache and will compute again; those of a
         held prefix are still there to be shared.
     """
@@ -42,6 +45,7 @@ class Preemption(NamedTuple):
     chunk: jax.Array
     growing: jax.Array
     copying: jax.Array
+    wanted: jax.Array
     count: jax.Array
     recomputed: jax.Array
 
@@ -53,17 +57,18 @@ def preempt(
     chunk: jax.Array,
     victim: VictimRule,
 ) -> tuple[SchedulerState, Preemption]:
-    """Preempts running sequences until the others can write their next tokens.
+    """Preempts running requests until the others can write their next tokens.
 
     Recomputation: a victim's blocks are released, and its request goes back to the head
-    of the queue with the tokens it has generated; they become part of its prompt.
+    of the queue with the tokens it has generated, to compute them again. Of a group,
+    all sequences that have not ended lose their blocks together: all or nothing.
 
     Args:
       config: static settings.
       manager: memory manager.
       state: scheduler's state.
       chunk: i32[S], tokens that each row is about to compute.
-      victim: which row to preempt next.
+      victim: which row to preempt next; its group goes with it.
 
     Returns:
       The state, and a `Preemption`; the pool holds enough blocks for it.
@@ -71,46 +76,86 @@ def preempt(
     zero = jnp.int32(0)
     nobody = jnp.zeros_like(chunk, dtype=bool)
     if not manager.grows:
-        return state, Preemption(chunk, nobody, nobody, zero, zero)
+        return state, Preemption(chunk, nobody, nobody, zero, zero, zero)
 
-    def needs(state: SchedulerState, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return write_needs(
+    def look(state: SchedulerState, chunk, count, recomputed) -> Preemption:
+        growing, copying = write_needs(
             state.pool, state.sequences, chunk, config.block_size, config.sharing
         )
+        wanted = jnp.sum(growing | copying, dtype=jnp.int32)
+        if config.groups:
+            wanted += blocks_to_fork(config, state, chunk)
+        return Preemption(chunk, growing, copying, wanted, count, recomputed)
 
     def short(carry: tuple[SchedulerState, Preemption]) -> jax.Array:
         state, so_far = carry
-        wanted = jnp.sum(so_far.growing | so_far.copying)
-        return wanted > manager.num_free(state.pool)
+        return so_far.wanted > manager.num_free(state.pool)
 
     def preempt_one(
         carry: tuple[SchedulerState, Preemption],
     ) -> tuple[SchedulerState, Preemption]:
         state, so_far = carry
         row = victim(state)
-        slot = state.sequences.request[row]
-        lost = state.sequences.length[row]
-        lost -= shared_tokens(config, state.sequences, state.requests, slot)
-        pool, sequences = manager.release(config, state.pool, state.sequences, row)
-        requests = dataclasses.replace(
-            state.requests,
-            status=state.requests.status.at[slot].set(RequestStatus.WAITING),
-        )
-        state = dataclasses.replace(
-            state,
-            pool=pool,
-            sequences=dataclasses.replace(
-                sequences, request=sequences.request.at[row].set(requests.null)
-            ),
-            requests=requests,
-            queue=push_front(state.queue, slot),
-        )
-        chunk = so_far.chunk.at[row].set(0)
-        growing, copying = needs(state, chunk)
-        return state, Preemption(
-            chunk, growing, copying, so_far.count + 1, so_far.recomputed + lost
-        )
+        slot, lost = state.sequences.request[row], state.sequences.length[row]
+        shared = shared_tokens(config, state.sequences, state.requests, slot)
+        if config.groups:
+            rows = rows_of_group(state, row)
+            lost = _distinct_tokens(state, rows)
+            leader = state.requests.group[slot]
+            chunk = jnp.where(rows, 0, so_far.chunk)
+            state = _evict_all(config, manager, state, rows)
+        else:
+            leader, chunk = slot, so_far.chunk.at[row].set(0)
+            state = _evict(config, manager, state, row)
+        state = dataclasses.replace(state, queue=push_front(state.queue, leader))
+        recomputed = so_far.recomputed + lost - shared
+        return state, look(state, chunk, so_far.count + 1, recomputed)
 
-    growing, copying = needs(state, chunk)
-    start = Preemption(chunk, growing, copying, zero, zero)
-    return jax.lax.while_loop(short, preempt_one, (state, start))
+    return jax.lax.while_loop(
+        short, preempt_one, (state, look(state, chunk, zero, zero))
+    )
+
+
+def _evict(
+    config: StepConfig, manager: MemoryManager, state: SchedulerState, row: jax.Array
+) -> SchedulerState:
+    """Releases a row's blocks; its request waits again, though not yet in the queue."""
+    slot = state.sequences.request[row]
+    pool, sequences = manager.release(config, state.pool, state.sequences, row)
+    requests = state.requests
+    return dataclasses.replace(
+        state,
+        pool=pool,
+        sequences=dataclasses.replace(
+            sequences, request=sequences.request.at[row].set(requests.null)
+        ),
+        requests=dataclasses.replace(
+            requests, status=requests.status.at[slot].set(RequestStatus.WAITING)
+        ),
+    )
+
+
+def _evict_all(
+    config: StepConfig, manager: MemoryManager, state: SchedulerState, rows: jax.Array
+) -> SchedulerState:
+    """Evicts rows bool[S], one after the other, since they share blocks."""
+
+    def evict_first(carry):
+        state, left = carry
+        row = jnp.argmax(left).astype(jnp.int32)
+        return _evict(config, manager, state, row), left.at[row].set(False)
+
+    return jax.lax.while_loop(
+        lambda carry: jnp.any(carry[1]), evict_first, (state, rows)
+    )[0]
+
+
+def _distinct_tokens(state: SchedulerState, rows: jax.Array) -> jax.Array:
+    """Returns the tokens that the rows of a group have in the cache, i32[].
+
+    The prompt, which one of them will compute for all, counts once.
+    """
+    sequences, requests = state.sequences, state.requests
+    length = jnp.where(rows, sequences.length, 0)
+    in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
+    return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

@@ -45,6 +45,8 @@ class SamplingState:
 class Requests:
     """All requests on the device, one in a slot; slot R is the null request.
 
+    A request for n sequences takes n slots, one for each sequence.
+
     Writes for padding land in the null request, as those to the cache land in the null
     block.
 
@@ -57,6 +59,8 @@ class Requests:
       reserved_len: i32[R + 1]. Tokens that a contiguous memory manager reserves.
       arrival: i32[R + 1]. Order of arrival; earlier is smaller.
       prefix_row: i32[R + 1]. Sequence row of the prefix the prompt starts with; -1.
+      group: i32[R + 1]. Slot of the leader, which names the group of a sequence (see
+        `groups`); its own for most. i32[0] where there are no groups.
       status: i32[R + 1]. A `RequestStatus`.
       stop_ids: i32[R + 1, E]. Token ids that end the request; -1 for none.
       timeline: i32[R + 1, 3]. Iteration of the first admission, of the first output
@@ -74,6 +78,7 @@ class Requests:
     reserved_len: jax.Array
     arrival: jax.Array
     prefix_row: jax.Array
+    group: jax.Array
     status: jax.Array
     stop_ids: jax.Array
     timeline: jax.Array
@@ -86,6 +91,11 @@ class Requests:
     def null(self) -> int:
         """R, the slot of the null request."""
         return self.status.shape[0] - 1
+
+    @property
+    def grouped(self) -> bool:
+        """Whether there may be groups of more than one sequence."""
+        return self.group.shape[0] > 0
 
 
 @jax.tree_util.register_dataclass
@@ -135,7 +145,11 @@ def push_back(queue: WaitingQueue, slots: jax.Array, count: jax.Array) -> Waitin
 
 
 def init_requests(
-    num_requests: int, max_model_len: int, max_stop_ids: int, max_logprobs: int
+    num_requests: int,
+    max_model_len: int,
+    max_stop_ids: int,
+    max_logprobs: int,
+    groups: bool = False,
 ) -> Requests:
     """Returns `num_requests` free slots and the null request."""
     rows = num_requests + 1
@@ -148,6 +162,7 @@ def init_requests(
         reserved_len=zeros,
         arrival=zeros,
         prefix_row=zeros - 1,
+        group=jnp.arange(rows if groups else 0, dtype=jnp.int32),
         status=zeros,
         stop_ids=jnp.full((rows, max_stop_ids), -1, jnp.int32),
         timeline=jnp.full((rows, 3), -1, jnp.int32),

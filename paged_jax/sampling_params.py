@@ -16,7 +16,11 @@ class SamplingParams:
     """How the tokens of a request are chosen, and when it ends.
 
     Attributes:
-      n: sequences to generate; only 1 for now.
+      n: sequences to return, in the order of their numbers. They share the prompt,
+        which is computed once; each has its own draws. The first one's are those of a
+        request with n = 1.
+      best_of: sequences to generate, `n` or more; the `n` of them with the highest
+        cumulative log-probability are returned, best first. None generates `n`.
       temperature: divides the logits; 0 is greedy.
       top_k: keep the k most likely tokens; 0 or -1 keeps all.
       top_p: keep the smallest set of tokens whose probabilities sum to this; 1 keeps
@@ -35,6 +39,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -49,10 +54,16 @@ class SamplingParams:
     def __post_init__(self):
         """Raises RequestError for a value of the wrong type or out of range."""
         check_types(self, RequestError, skip=("stop", "stop_token_ids"))
-        if self.n != 1:
-            raise RequestError(
-                f"n is {self.n}; only n=1 is served so far: submit the prompt n times"
+        _check(self.n >= 1, "n", self.n, "1 or more")
+        if self.best_of is not None:
+            _check(
+                self.best_of >= self.n, "best_of", self.best_of, f"n={self.n} or more"
             )
+            if self.best_of > 1 and self.temperature == 0:
+                raise RequestError(
+                    f"best_of is {self.best_of} and temperature 0; greedy sequences "
+                    "are all the same: leave best_of out or raise the temperature"
+                )
         stop = _items("stop", self.stop, str, "text or a list of texts")
         if any(not s for s in stop):
             raise RequestError(
@@ -73,6 +84,11 @@ class SamplingParams:
             _check(self.logprobs >= 0, "logprobs", self.logprobs, "None, 0 or more")
         if self.seed is not None:
             _check(0 <= self.seed < 2**64, "seed", self.seed, "from 0 to 2**64 - 1")
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are generated."""
+        return self.n if self.best_of is None else self.best_of
 
     def most_tokens(self, room: int) -> int:
         """Returns how many tokens may be generated.

@@ -1,6 +1,7 @@
 """What scheduling costs: the same requests served with the model taken out."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -17,37 +18,44 @@ from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
 
 def greedy_requests(
-    config: EngineConfig, lengths: Sequence[tuple[int, int]]
+    config: EngineConfig, lengths: Sequence[tuple[int, Sequence[int]]]
 ) -> list[NewRequest]:
     """Returns requests of which only the lengths matter, in slots 0, 1, ...
 
     Args:
       config: the settings.
-      lengths: prompt and output length of each request, in order of arrival.
+      lengths: of each request, in order of arrival, the length of its prompt and those
+        of the outputs of its sequences.
     """
     reserve, limit = MANAGERS[config.memory].reserve, config.max_model_len
-    return [
-        NewRequest(
-            slot=i,
-            tokens=[0] * prompt,
-            max_len=min(prompt + output, limit),
-            reserved_len=reserve(prompt, output, limit),
-            arrival=i,
-            prefix_row=-1,
-            stop_ids=(),
-            temperature=0.0,
-            top_p=1.0,
-            min_p=0.0,
-            top_k=0,
-            key=(0, 0),
-        )
-        for i, (prompt, output) in enumerate(lengths)
-    ]
+    new: list[NewRequest] = []
+    for arrival, (prompt, outputs) in enumerate(lengths):
+        leader = len(new)
+        new += [
+            NewRequest(
+                slot=leader + sample,
+                tokens=[0] * prompt,
+                max_len=min(prompt + output, limit),
+                reserved_len=reserve(prompt, output, limit),
+                arrival=arrival,
+                prefix_row=-1,
+                stop_ids=(),
+                temperature=0.0,
+                top_p=1.0,
+                min_p=0.0,
+                top_k=0,
+                key=(0, 0),
+                group=leader,
+                sample=sample,
+            )
+            for sample, output in enumerate(outputs)
+        ]
+    return new
 
 
 def schedule_seconds(
     config: EngineConfig,
-    lengths: Sequence[tuple[int, int]],
+    lengths: Sequence[tuple[int, Sequence[int]]],
     *,
     max_iterations: int = 4000,
 ) -> float:
@@ -59,16 +67,17 @@ def schedule_seconds(
 
     Args:
       config: the settings.
-      lengths: prompt and output length of each request, in order of arrival; at most
-        `config.max_requests` are used.
+      lengths: as for `greedy_requests`; of as many requests as there are slots for.
       max_iterations: where a long run is cut.
     """
     manager = MANAGERS[config.memory]
-    static = dataclasses.replace(config, record=False).step_config()
+    static = dataclasses.replace(config, record=False, max_logprobs=0).step_config()
     program = Program(static, NoModel(), manager.on_device())
     dtype = jnp.dtype(jnp.float32)
     cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)
-    new = greedy_requests(config, lengths[: config.max_requests])
+    sequences = itertools.accumulate(len(outputs) for _, outputs in lengths)
+    count = sum(total <= config.max_requests for total in sequences)
+    new = greedy_requests(config, lengths[:count])
     packed = pack_requests(static, new, config.max_requests)
     run = jax.jit(
         run_steps,

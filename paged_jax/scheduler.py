@@ -4,11 +4,13 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from paged_jax.admit import admit
 from paged_jax.block_tables import BlockCopies, grant_writes, no_copies
 from paged_jax.chunks import plan_chunks
 from paged_jax.config import StepConfig
+from paged_jax.fork import due
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival, preempt
 from paged_jax.retire import retire
@@ -23,6 +25,10 @@ class Plan(NamedTuple):
         are written to are granted.
       samples: bool[S]. Rows whose last known token is computed, so that they sample the
         next one.
+      forks: bool[S]. Rows that share another row's prompt from the end of this step on.
+        They sample too, unless they have generated before.
+      source: i32[S]. The row that computes the token whose logits each row samples
+        from: the carrier's for rows that are forked, else the row itself.
       copies: blocks to copy before anything is written.
       retired: i32[]. Rows whose blocks were given back before this step.
       admitted: i32[]. Requests that joined.
@@ -32,6 +38,8 @@ class Plan(NamedTuple):
 
     chunk: jax.Array
     samples: jax.Array
+    forks: jax.Array
+    source: jax.Array
     copies: BlockCopies
     retired: jax.Array
     admitted: jax.Array
@@ -55,7 +63,7 @@ def schedule(
       config: static settings.
       manager: memory manager.
       state: scheduler's state.
-      victim: which sequence to preempt when blocks run out.
+      victim: which request to preempt when blocks run out.
 
     Returns:
       The state with all blocks of the step granted, and the plan.
@@ -78,9 +86,16 @@ def schedule(
     sequences, requests = state.sequences, state.requests
     known = requests.length[sequences.request]
     complete = (needs.chunk > 0) & (sequences.length + needs.chunk == known)
+    source = jnp.arange(config.num_rows, dtype=jnp.int32)
+    forks = jnp.zeros_like(complete)
+    if config.groups:
+        forks, source = due(state, needs.chunk)
+        complete |= forks & complete[source]
     return state, Plan(
         chunk=needs.chunk,
         samples=complete & (known < requests.max_len[sequences.request]),
+        forks=forks,
+        source=source,
         copies=copies,
         retired=retired,
         admitted=admitted,

@@ -18,6 +18,7 @@ class SequenceStatus(enum.IntEnum):
     RUNNING = 1  # a sequence that takes part in the steps
     FINISHED = 2  # a sequence that has ended and still has its blocks
     HELD = 3  # a prefix that is kept for others to share
+    UNFORKED = 4  # no blocks yet: another row computes the prompt of the two
 
 
 @jax.tree_util.register_dataclass

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from paged_jax.kv_cache import KVCache
 from paged_jax.requests import Requests, WaitingQueue
-from paged_jax.sequences import Sequences
+from paged_jax.sequences import Sequences, SequenceStatus
 
 
 @jax.tree_util.register_dataclass
@@ -48,8 +48,9 @@ class EngineState:
 
 
 def active_rows(sequences: Sequences) -> jax.Array:
-    """Returns bool[S]: rows of the batch, running or ended but not retired."""
-    return (sequences.status == 1) | (sequences.status == 2)
+    """Returns bool[S]: rows of the batch, ended ones that are not retired included."""
+    status = sequences.status
+    return (status != SequenceStatus.EMPTY) & (status != SequenceStatus.HELD)
 
 
 def has_work(state: SchedulerState) -> jax.Array:

@@ -17,7 +17,7 @@ from paged_jax.pack import pack
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.sampling import Samples, sample
 from paged_jax.scheduler import Plan, schedule
-from paged_jax.state import EngineState, has_work
+from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step_log import write_log
 
 Params = Any
@@ -45,7 +45,7 @@ class Program(NamedTuple):
       config: static settings.
       forward: the model.
       manager: the memory manager, `on_device()`.
-      victim: which sequence to preempt when blocks run out.
+      victim: which request to preempt when blocks run out.
     """
 
     config: StepConfig
@@ -89,11 +89,46 @@ def forward_and_sample(
     logits, cache = program.forward(params, batch, cache)
     # From places to rows and back: row r's sample stands at place[r].
     requests = scheduler.requests
-    row_of = _invert(place, plan.samples, logits.shape[0])
+    row_of = _invert(place, plan.samples & ~plan.forks, logits.shape[0])
     slot = scheduler.sequences.request[row_of]
     sampling = jax.tree.map(lambda x: x[slot], requests.sampling)
     samples = sample(logits, sampling, requests.length[slot], config.max_logprobs)
-    return cache, jax.tree.map(lambda x: x[place], samples)
+    samples = jax.tree.map(lambda x: x[place], samples)
+    if config.groups:
+        samples = _sample_forks(config, scheduler, plan, logits, place, samples)
+    return cache, samples
+
+
+def _sample_forks(
+    config: StepConfig,
+    state: SchedulerState,
+    plan: Plan,
+    logits: jax.Array,
+    place: jax.Array,
+    samples: Samples,
+) -> Samples:
+    """Samples the first tokens of forked rows from their carriers' logits.
+
+    A second pass with the rows' own keys, in the few steps in which there are such.
+    """
+    first = plan.forks & plan.samples
+    requests = state.requests
+
+    def draw() -> Samples:
+        slot = jnp.where(first, state.sequences.request, requests.null)
+        sampling = jax.tree.map(lambda x: x[slot], requests.sampling)
+        position = requests.length[slot]
+        drawn = sample(logits[place], sampling, position, config.max_logprobs)
+        return jax.tree.map(
+            lambda new, old: jnp.where(_like(first, new), new, old), drawn, samples
+        )
+
+    return jax.lax.cond(jnp.any(first), draw, lambda: samples)
+
+
+def _like(mask: jax.Array, values: jax.Array) -> jax.Array:
+    """Returns bool[S, 1, ...] that selects rows of values."""
+    return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
 
 
 def _invert(place: jax.Array, valid: jax.Array, size: int) -> jax.Array:
@@ -152,7 +187,10 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     state = dataclasses.replace(state, scheduler=scheduler)
     cache, samples = _in_bucket(program, params, state, plan)
     scheduler = write_log(program.config, program.manager, scheduler, plan)
-    return EngineState(commit(scheduler, plan, samples), cache)
+    if program.config.groups:
+        # The log has read the counts before forks change them, in place.
+        scheduler = jax.lax.optimization_barrier(scheduler)
+    return EngineState(commit(program.config, scheduler, plan, samples), cache)
 
 
 def run_steps(

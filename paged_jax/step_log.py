@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,23 +60,10 @@ def write_log(
     """
     if config.log_length == 0:
         return state
-    sequences, requests = state.sequences, state.requests
-    running = sequences.status == SequenceStatus.RUNNING
+    sequences = state.sequences
     active = active_rows(sequences)
-    after = sequences.length + plan.chunk
-    final = requests.max_len[sequences.request]
-    granted = sequences.num_blocks * config.block_size
-    live, physical = _distinct(config, manager, state, after)
-    reserved = physical * config.block_size
-    if manager.grows:
-        expected = granted
-    else:
-        expected = jnp.minimum(granted, requests.reserved_len[sequences.request])
-    ahead = jnp.where(running, jnp.minimum(final, granted) - after, 0)
-    # Rows that have ended keep their slots until the batch is over: none is used again.
-    ended = active & ~running
-    unused = jnp.where(running, expected - jnp.minimum(final, expected), 0)
-    unused += jnp.where(ended, granted, 0)
+    count = _count_slots(config, manager, state, sequences.length + plan.chunk)
+    running = sequences.status == SequenceStatus.RUNNING
 
     row = {
         Field.ITERATION: state.iteration,
@@ -83,13 +71,13 @@ def write_log(
         Field.WAITING: state.queue.count,
         Field.TOKENS: jnp.sum(plan.chunk),
         Field.SAMPLED: jnp.sum(plan.samples),
-        Field.LIVE: live,
-        Field.RESERVED: reserved,
-        Field.RESERVATION: jnp.sum(ahead),
-        Field.INTERNAL: jnp.sum(unused),
+        Field.LIVE: count.live,
+        Field.RESERVED: count.blocks * config.block_size,
+        Field.RESERVATION: count.ahead,
+        Field.INTERNAL: count.unused,
         Field.FREE_BLOCKS: manager.num_free(state.pool),
         Field.LOGICAL_BLOCKS: jnp.sum(jnp.where(active, sequences.num_blocks, 0)),
-        Field.PHYSICAL_BLOCKS: physical,
+        Field.PHYSICAL_BLOCKS: count.blocks,
         Field.RETIRED: plan.retired,
         Field.ADMITTED: plan.admitted,
         Field.PREEMPTED: plan.preempted,
@@ -104,38 +92,58 @@ def write_log(
     )
 
 
-def _distinct(
+class _Slots(NamedTuple):
+    """Slots and blocks that the sequences of the batch name, f32[]; shared ones once.
+
+    Attributes:
+      live: slots that hold a token of a running sequence.
+      ahead: slots that a running sequence will still write.
+      unused: slots that their owners never use (again).
+      blocks: distinct blocks.
+    """
+
+    live: jax.Array
+    ahead: jax.Array
+    unused: jax.Array
+    blocks: jax.Array
+
+
+def _count_slots(
     config: StepConfig,
     manager: MemoryManager,
     state: SchedulerState,
     filled: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Counts live slots and granted blocks, shared ones once.
+) -> _Slots:
+    """Counts slots by what they are for; `filled` i32[S] tokens are in each row.
 
-    Args:
-      config: static settings.
-      manager: memory manager.
-      state: scheduler's state.
-      filled: i32[S], tokens in each row's blocks.
-
-    Returns:
-      f32[], slots that hold a token of a running sequence (of slots shared with ended
-      members of a static batch, the running sequences' part); f32[], distinct blocks
-      that the sequences of the batch name.
+    Of slots that running sequences share with ended members of a static batch, each
+    counts its part.
     """
-    sequences = state.sequences
+    sequences, requests = state.sequences, state.requests
     running = sequences.status == SequenceStatus.RUNNING
     active = active_rows(sequences)
+    granted = sequences.num_blocks * config.block_size
+    if manager.grows:
+        expected = granted
+    else:
+        expected = jnp.minimum(granted, requests.reserved_len[sequences.request])
+    final = requests.max_len[sequences.request]
+    # Slots of a row up to where they are live, will be, and are expected to be. Rows
+    # that have ended keep theirs until the batch is over: none is used again.
+    live = jnp.where(running, filled, 0)
+    ahead = jnp.where(running, jnp.minimum(final, granted), 0)
+    used = jnp.where(running, jnp.minimum(final, expected), 0)
+    kept = jnp.where(running, expected, jnp.where(active, granted, 0))
 
-    def apart() -> tuple[jax.Array, jax.Array]:
-        live = jnp.sum(jnp.where(running, filled, 0))
-        physical = jnp.sum(jnp.where(active, sequences.num_blocks, 0))
-        return live.astype(jnp.float32), physical.astype(jnp.float32)
+    def apart() -> _Slots:
+        blocks = jnp.where(active, sequences.num_blocks, 0)
+        sums = (live, ahead - live, kept - used, blocks)
+        return _Slots(*(jnp.sum(x).astype(jnp.float32) for x in sums))
 
     if not config.sharing:
         return apart()
 
-    def together() -> tuple[jax.Array, jax.Array]:
+    def together() -> _Slots:
         table = sequences.block_table
         column = jnp.arange(sequences.table_width, dtype=jnp.int32)
         # A held prefix does not count as a user; rows share equal columns only.
@@ -145,12 +153,21 @@ def _distinct(
         users = state.pool.ref_count[table] - jnp.sum(by_prefix, axis=0)
         named = active[:, None] & (column < sequences.num_blocks[:, None])
         share = jnp.where(named, 1.0 / jnp.maximum(users, 1), 0.0)
-        tokens = jnp.clip(
-            filled[:, None] - column * config.block_size, 0, config.block_size
+
+        def shared(tokens: jax.Array) -> jax.Array:
+            """Sums up the slots before `tokens` i32[S], each by the row's share."""
+            inside = tokens[:, None] - column * config.block_size
+            inside = jnp.clip(inside, 0, config.block_size)
+            return jnp.round(jnp.sum(share * inside))
+
+        filled = shared(live)
+        return _Slots(
+            filled,
+            shared(ahead) - filled,
+            shared(kept) - shared(used),
+            jnp.round(jnp.sum(share)),
         )
-        live = jnp.where(running[:, None], share * tokens, 0.0)
-        return jnp.round(jnp.sum(live)), jnp.round(jnp.sum(share))
 
     in_use = config.num_blocks - manager.num_free(state.pool)
-    shared = jnp.sum(sequences.num_blocks) > in_use
-    return jax.lax.cond(shared, together, apart)
+    is_shared = jnp.sum(sequences.num_blocks) > in_use
+    return jax.lax.cond(is_shared, together, apart)

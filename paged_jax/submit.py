@@ -24,7 +24,10 @@ from paged_jax.step_log import Field
 
 
 class NewRequest(NamedTuple):
-    """One request on its way to the device; fields as in `NewRequests`."""
+    """One request on its way to the device; fields as in `NewRequests`.
+
+    Of a request for several sequences each one comes as a request, all in one batch.
+    """
 
     slot: int
     tokens: Sequence[int]
@@ -38,6 +41,8 @@ class NewRequest(NamedTuple):
     min_p: float
     top_k: int
     key: tuple[int, int]
+    group: int | None = None  # None: its own slot
+    sample: int = 0
 
 
 class NewRequests(NamedTuple):
@@ -54,6 +59,9 @@ class NewRequests(NamedTuple):
       prefix_row: i32[W]. Row of the held prefix that the prompt starts with, or -1.
       stop_ids: i32[W, E]. -1 for none.
       sampling: how tokens are chosen, arrays of W rows.
+      group: i32[W]. Slot of the group's leader; R for padding.
+      sample: i32[W]. Which of its request's sequences each is; i32[0] where requests
+        are for one.
     """
 
     count: jax.Array
@@ -66,12 +74,19 @@ class NewRequests(NamedTuple):
     prefix_row: jax.Array
     stop_ids: jax.Array
     sampling: SamplingState
+    group: jax.Array
+    sample: jax.Array
 
 
 def pack_requests(
     config: StepConfig, batch: Sequence[NewRequest], width: int
 ) -> NewRequests:
-    """Returns up to `width` requests as arrays of `width` rows, padded."""
+    """Returns up to `width` requests as arrays of `width` rows, padded.
+
+    Those that will stand in the queue come first.
+    """
+    if config.groups:
+        batch = sorted(batch, key=lambda r: r.group not in (None, r.slot))
 
     def column(values: Sequence, fill: float, dtype: type = np.int32) -> jax.Array:
         return jnp.array([*values, *[fill] * (width - len(batch))], dtype)
@@ -101,6 +116,13 @@ def pack_requests(
             top_k=column([r.top_k for r in batch], 0),
             key=jnp.array(keys),
         ),
+        group=column(
+            [r.slot if r.group is None else r.group for r in batch],
+            config.num_requests,
+        ),
+        sample=column([r.sample for r in batch], 0)
+        if config.several
+        else jnp.zeros(0, jnp.int32),
     )
 
 
@@ -118,6 +140,7 @@ def init_scheduler(
             config.max_model_len,
             config.max_stop_ids,
             config.max_logprobs,
+            config.groups,
         ),
         queue=init_queue(config.num_requests),
         iteration=jnp.int32(0),
@@ -142,7 +165,7 @@ def init_state(
 
 
 def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:
-    """Puts new requests at the end of the queue.
+    """Puts new requests at the end of the queue; of a group, its leader.
 
     Args:
       state: scheduler's state; donate it.
@@ -158,6 +181,15 @@ def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:
     def put(old: jax.Array, value: jax.Array) -> jax.Array:
         return old.at[slots].set(value)
 
+    group, queued = requests.group, new.count
+    if requests.grouped:
+        group = put(group, new.group)
+        queued = jnp.sum(valid & (new.group == slots), dtype=jnp.int32)
+    sampling = new.sampling
+    if new.sample.shape[0]:
+        sampling = dataclasses.replace(
+            sampling, key=_sample_keys(sampling.key, new.sample)
+        )
     return dataclasses.replace(
         state,
         requests=dataclasses.replace(
@@ -169,13 +201,31 @@ def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:
             reserved_len=put(requests.reserved_len, new.reserved_len),
             arrival=put(requests.arrival, new.arrival),
             prefix_row=put(requests.prefix_row, new.prefix_row),
+            group=group,
             status=put(requests.status, status),
             stop_ids=put(requests.stop_ids, new.stop_ids),
             timeline=put(requests.timeline, jnp.full((slots.shape[0], 3), -1)),
-            sampling=jax.tree.map(put, requests.sampling, new.sampling),
+            sampling=jax.tree.map(put, requests.sampling, sampling),
         ),
-        queue=push_back(state.queue, slots, new.count),
+        queue=push_back(state.queue, slots, queued),
     )
+
+
+def _sample_keys(keys: jax.Array, sample: jax.Array) -> jax.Array:
+    """Returns u32[W, 2]: a key for each of a request's sequences.
+
+    The first one's is the request's own, so that it draws what it would alone. Others
+    fold their number in counted down from 2**32, where no position of a token is.
+    """
+
+    def one(key: jax.Array, number: jax.Array) -> jax.Array:
+        folded = jax.random.fold_in(
+            jax.random.wrap_key_data(key, impl="threefry2x32"),
+            jnp.uint32(0) - number.astype(jnp.uint32),
+        )
+        return jnp.where(number > 0, jax.random.key_data(folded), key)
+
+    return jax.vmap(one)(keys, sample)
 
 
 def clear(state: SchedulerState, slots: jax.Array) -> SchedulerState:

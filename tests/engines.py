@@ -4,15 +4,17 @@ import contextlib
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
 from paged_jax import Engine, EngineConfig, SamplingParams
-from paged_jax.invariants import check_blocks
+from paged_jax.invariants import check_blocks, check_groups
 from paged_jax.models import llama
 from paged_jax.models.checkpoint import LoadedModel
 from paged_jax.models.config import tiny
 from paged_jax.requests import RequestStatus
+from paged_jax.sequences import SequenceStatus
 from paged_jax.tokenizer import Tokenizer
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -78,11 +80,23 @@ def greedy(max_tokens: int, **fields) -> SamplingParams:
     )
 
 
+def drawn(max_tokens: int | None, seed: int | None = None, **fields) -> SamplingParams:
+    """Returns parameters of a request with random draws that does not stop early."""
+    return SamplingParams(
+        max_tokens=max_tokens, seed=seed, **{"ignore_eos": True, **fields}
+    )
+
+
 def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
     """Returns random prompts of 1 to `longest` tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, count)
     return [rng.integers(3, 128, length).tolist() for length in lengths]
+
+
+def all_tokens(output) -> list[tuple[int, ...]]:
+    """Returns the tokens of each of a request's sequences."""
+    return [completion.token_ids for completion in output.outputs]
 
 
 def tokens_of(outputs) -> list[tuple[int, ...]]:
@@ -107,9 +121,11 @@ def idle(engine: Engine) -> None:
 
 
 def assert_sound(engine: Engine) -> None:
-    """Asserts the invariants of the blocks; paged memory."""
+    """Asserts the invariants of the blocks and of the groups; paged memory."""
     state = engine.state.scheduler
-    holds = check_blocks(state.pool, state.sequences)
+    holds = check_blocks(state.pool, state.sequences) | check_groups(state)
+    sequences, size = state.sequences, engine.config.block_size
+    holds["tokens have slots"] = (sequences.length <= sequences.num_blocks * size).all()
     broken = [name for name, value in holds.items() if not value]
     assert not broken, f"broken: {broken}"
 
@@ -125,6 +141,37 @@ def assert_all_free(engine: Engine) -> None:
     assert int(state.queue.count) == 0
     if engine.config.memory == "paged":
         assert_sound(engine)
+
+
+@jax.jit
+def _poison(state):
+    """Writes NaN to every slot that holds no token of a sequence."""
+    sequences, cache = state.scheduler.sequences, state.cache
+    size = cache.block_size
+    position = jnp.arange(sequences.table_width * size)
+    used = (sequences.status != SequenceStatus.EMPTY)[:, None]
+    used &= position < sequences.length[:, None]
+    block = jnp.repeat(sequences.block_table, size, axis=1)
+    num_blocks = cache.k.shape[1]
+    keep = jnp.zeros((num_blocks, size), bool)
+    keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
+    keep = keep.at[0].set(False)[None, :, :, None, None]
+    return jax.tree.map(lambda x: jnp.where(keep, x, jnp.nan), cache), keep.sum()
+
+
+def poison(engine):
+    """Poisons the memory that nobody may read; returns the slots that are left."""
+    device = engine._device
+    cache, kept = _poison(device.state)
+    device.state = type(device.state)(device.state.scheduler, cache)
+    return int(kept)
+
+
+def clean(engine: Engine) -> None:
+    """Takes the NaN out again: tests that follow may be about something else."""
+    device = engine._device
+    cache = jax.tree.map(jnp.nan_to_num, device.state.cache)
+    device.state = type(device.state)(device.state.scheduler, cache)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.block_pool import BlockPool
 from paged_jax.commit import commit
 from paged_jax.config import EngineConfig
+from paged_jax.invariants import check_blocks, check_groups
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.sampling import Samples
 from paged_jax.schedule_timing import greedy_requests
@@ -45,33 +47,54 @@ def _run(config, manager, state: SchedulerState):
         jnp.zeros((rows, 0), jnp.float32),
     )
 
-    def body(state):
+    def body(carry):
+        state, sound = carry
         state, plan = schedule(config, manager, state)
-        return commit(write_log(config, manager, state, plan), plan, samples)
+        state = commit(config, write_log(config, manager, state, plan), plan, samples)
+        holds = check_groups(state)
+        slots = state.sequences.num_blocks * config.block_size
+        holds["tokens have slots"] = jnp.all(state.sequences.length <= slots)
+        if isinstance(state.pool, BlockPool):
+            holds |= check_blocks(state.pool, state.sequences)
+        return state, {name: sound[name] & holds[name] for name in holds}
 
-    def goes_on(state):
+    def goes_on(carry):
+        state, _ = carry
         return has_work(state) & (state.log_count < LOG_LENGTH)
 
-    return jax.lax.while_loop(goes_on, body, state)
+    names = [*check_groups(state), "tokens have slots"]
+    if isinstance(state.pool, BlockPool):
+        names += check_blocks(state.pool, state.sequences)
+    start = state, {name: jnp.bool_(True) for name in names}
+    return jax.lax.while_loop(goes_on, body, start)
 
 
 def run_schedule(
-    config: EngineConfig, lengths: list[tuple[int, int]]
+    config: EngineConfig, lengths: list[tuple[int, int | tuple[int, ...]]]
 ) -> tuple[dict[str, np.ndarray], SchedulerState]:
     """Serves requests of (prompt, output) lengths, all known at the start.
 
+    A request with several output lengths has as many sequences. The invariants are
+    checked after each step.
+
     Returns:
-      Each column of the log, and the state at the end.
+      Each column of the log, and the state at the end; sequences are in the slots in
+      their order.
     """
     manager = MANAGERS[config.memory]
     static = config.step_config()
     state = init_scheduler(static, manager, config.batching == "static")
     state = jax.tree.map(lambda x: x.copy(), state)
+    requests = [
+        (prompt, (outputs,) if isinstance(outputs, int) else outputs)
+        for prompt, outputs in lengths
+    ]
     packed = pack_requests(
-        static, greedy_requests(config, lengths), config.max_requests
+        static, greedy_requests(config, requests), config.max_requests
     )
     state = _submit(state, packed)
-    state = _run(static, manager.on_device(), state)
+    state, sound = _run(static, manager.on_device(), state)
+    assert all(sound.values()), [name for name, holds in sound.items() if not holds]
     count = int(state.log_count)
     assert count < LOG_LENGTH, "the run did not end"
     log = np.asarray(state.log)[:count].astype(int)

@@ -1,8 +1,17 @@
 """Requests end before their time, wherever they are; their blocks come back."""
 
+import dataclasses
+
 import numpy as np
 import pytest
-from engines import assert_all_free, assert_sound, greedy, make_engine, serve
+from engines import (
+    assert_all_free,
+    assert_sound,
+    drawn,
+    greedy,
+    make_engine,
+    serve,
+)
 
 from paged_jax import RequestError
 from paged_jax.requests import RequestStatus
@@ -23,7 +32,7 @@ def engine(shared):
 
 def status_of(engine, name):
     """Where the device says a request stands; None if it is not there."""
-    slot = engine._records[name].slot
+    slot = engine._table.records[name].sequences[0].slot
     if slot is None:
         return None
     return RequestStatus(int(engine.state.scheduler.requests.status[slot]))
@@ -97,7 +106,11 @@ def test_preempted():
         engine.step(max_steps=1)
         waiting = [n for n in names if status_of(engine, n) == RequestStatus.WAITING]
     assert waiting == [names[-1]], "the latest arrival is preempted first"
-    known = int(engine.state.scheduler.requests.length[engine._records[names[-1]].slot])
+    known = int(
+        engine.state.scheduler.requests.length[
+            engine._table.records[names[-1]].sequences[0].slot
+        ]
+    )
     completion, others = aborted(engine, names[-1])
     assert len(completion.token_ids) == known - 8 > 0
     assert {len(o.outputs[0].token_ids) for o in others.values()} == {32}
@@ -150,7 +163,7 @@ def test_a_slot_serves_again_while_its_static_batch_goes_on():
     # The row of the first one is kept until the batch ends, and names that slot.
     sequences = engine.state.scheduler.sequences
     assert sequences.status[row] == SequenceStatus.FINISHED
-    assert sequences.request[row] == engine._records[last].slot
+    assert sequences.request[row] == engine._table.records[last].sequences[0].slot
     completion, others = aborted(engine, last)
     assert completion.token_ids == () and first not in others
     assert {len(o.outputs[0].token_ids) for o in others.values()} == {20}
@@ -162,8 +175,152 @@ def test_random_aborts_leave_the_blocks_sound(engine):
     for turn in range(40):
         names.append(engine.submit([3 + turn] * (1 + turn * 7 % 23), greedy(20)))
         engine.step(max_steps=1 + turn % 3)
-        live = [name for name in names if name in engine._records]
+        live = [name for name in names if name in engine._table.records]
         if turn % 2 and live:
             engine.abort(live[turn * 5 % len(live)])
         assert_sound(engine)
     serve(engine)
+
+
+# ------------------------------------------------------------------ several sequences
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return make_engine(max_n=4, max_seqs=6, max_requests=8, num_blocks=26)
+
+
+def statuses(engine, name):
+    """Where the device says each sequence of a request stands."""
+    status = engine.state.scheduler.requests.status
+    slots = [s.slot for s in engine._table.records[name].sequences]
+    return {RequestStatus(int(status[slot])) for slot in slots if slot is not None}
+
+
+def unforked(engine):
+    status = np.asarray(engine.state.scheduler.sequences.status)
+    return int((status == SequenceStatus.UNFORKED).sum())
+
+
+def step_until(engine, condition):
+    for _ in range(60):
+        if condition():
+            return
+        engine.step(max_steps=1)
+    raise AssertionError("it never came to that")
+
+
+def on_the_host(engine):
+    for i in range(3):
+        engine.submit([3 + i], drawn(9, n=3))
+    name = engine.submit([3, 4], drawn(9, n=4))
+    engine.step(max_steps=1)
+    assert statuses(engine, name) == set()
+    return name
+
+
+def waiting(engine):
+    engine.submit([3], drawn(20, n=4))
+    name = engine.submit([3, 4], drawn(9, n=4))
+    engine.step(max_steps=1)
+    assert statuses(engine, name) == {RequestStatus.WAITING}
+    return name
+
+
+def in_the_middle_of_its_prompt(engine):
+    name = engine.submit([8] * 40, drawn(9, n=3))
+    engine.step(max_steps=2)
+    assert unforked(engine) == 2
+    return name
+
+
+def just_forked(engine):
+    name = engine.submit([8] * 14, drawn(9, n=3))
+    engine.step(max_steps=1)
+    assert unforked(engine) == 0
+    return name
+
+
+def running(engine):
+    name = engine.submit([8] * 14, drawn(19, n=3))
+    engine.step(max_steps=7)
+    return name
+
+
+def partly_finished(engine):
+    params = drawn(12, seed=2, n=4, temperature=2.0)
+    tokens = [c.token_ids for c in engine.generate([[3, 4, 5]], params)[0].outputs]
+    stop = tokens[1][3]
+    params = dataclasses.replace(params, stop_token_ids=[stop])
+    name = engine.submit([3, 4, 5], params)
+    engine.step(max_steps=6)
+    assert statuses(engine, name) == {
+        RequestStatus.RUNNING,
+        RequestStatus.FINISHED_STOP,
+    }
+    return name
+
+
+def preempted(engine):
+    engine.submit([3] * 20, drawn(25, seed=1, n=2))
+    name = engine.submit([*range(60, 78)], drawn(24, seed=3, n=2))
+    for status in (RequestStatus.RUNNING, RequestStatus.WAITING):
+        step_until(engine, lambda status=status: statuses(engine, name) == {status})
+    return name
+
+
+def computing_its_prompt_again(engine):
+    name = preempted(engine)
+    step_until(engine, lambda: unforked(engine) == 1)
+    assert engine._table.records[name].sequences[0].length > 19
+    return name
+
+
+STATES = [
+    on_the_host,
+    waiting,
+    in_the_middle_of_its_prompt,
+    just_forked,
+    running,
+    partly_finished,
+    preempted,
+    computing_its_prompt_again,
+]
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_a_group_in_any_state_gives_back_every_block(groups, state):
+    name = state(groups)
+    groups.abort(name)
+    assert_sound(groups)
+    outputs = serve(groups, max_steps=1)
+    reasons = [c.finish_reason for c in outputs.pop(name).outputs]
+    expected = {"stop", "abort"} if state is partly_finished else {"abort"}
+    assert set(reasons) == expected
+    assert all(c.finish_reason == "length" for o in outputs.values() for c in o.outputs)
+    assert_all_free(groups)
+
+
+def test_a_group_in_a_static_batch_gives_back_every_block():
+    engine = make_engine(
+        max_n=4, max_seqs=6, max_requests=8, num_blocks=26, batching="static"
+    )
+    names = [engine.submit([8 + i] * 5, drawn(9, n=3)) for i in range(2)]
+    engine.step(max_steps=3)
+    engine.abort(names[0])
+    assert_sound(engine)
+    outputs = serve(engine, max_steps=1)
+    assert {c.finish_reason for c in outputs[names[0]].outputs} == {"abort"}
+    assert {c.finish_reason for c in outputs[names[1]].outputs} == {"length"}
+    assert_all_free(engine)
+
+
+def test_the_tokens_known_at_an_abort_are_returned(groups):
+    params = drawn(19, seed=4, n=3)
+    free = [c.token_ids for c in groups.generate([[8] * 14], params)[0].outputs]
+    name = groups.submit([8] * 14, params)
+    for _ in range(7):
+        groups.step(max_steps=1)
+    groups.abort(name)
+    output = serve(groups)[name]
+    assert [c.token_ids for c in output.outputs] == [tokens[:7] for tokens in free]

@@ -33,6 +33,13 @@ REFUSED = [
     ({"max_requests": 0}, "max_requests is 0; it must be 1 or more"),
     ({"steps_per_sync": 0}, "steps_per_sync is 0; it must be 1 or more"),
     ({"max_stop_ids": 0}, "max_stop_ids is 0; it must be 1 or more"),
+    ({"max_n": 0}, "max_n is 0; it must be 1 or more"),
+    (
+        {"max_n": 9, "max_seqs": 8},
+        "max_n is 9 and max_seqs 8; the sequences of a request run at once: lower "
+        "max_n or raise max_seqs",
+    ),
+    ({"max_n": 9, "max_requests": 8}, "max_n is 9 and max_requests 8; the sequences"),
     ({"token_budget": -1}, "token_budget is -1; it must be 1 or more"),
     ({"watermark": 1.0}, "watermark is 1.0; it must be from 0 to below 1"),
     ({"watermark": -0.1}, "watermark is -0.1; it must be from 0 to below 1"),
@@ -65,6 +72,7 @@ REFUSED = [
     ({"block_size": 16.0}, "block_size is 16.0; it must be an integer"),
     ({"max_seqs": "4"}, "max_seqs is '4'; it must be an integer"),
     ({"max_seqs": True}, "max_seqs is True; it must be an integer"),
+    ({"max_n": 2.0}, "max_n is 2.0; it must be an integer"),
     ({"num_blocks": 12.5}, "num_blocks is 12.5; it must be an integer or None"),
     ({"watermark": None}, "watermark is None; it must be a number"),
     ({"sharing": "no"}, "sharing is 'no'; it must be True or False"),
@@ -83,8 +91,17 @@ def test_a_setting_out_of_range_is_refused_in_one_line(changes, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n": 2}, "n is 2; only n=1 is served so far: submit the prompt n times"),
-        ({"n": 0}, "n is 0; only n=1 is served so far"),
+        ({"n": 0}, "n is 0; it must be 1 or more"),
+        ({"n": 2.0}, "n is 2.0; it must be an integer"),
+        ({"n": None}, "n is None; it must be an integer"),
+        ({"best_of": "3"}, "best_of is '3'; it must be an integer or None"),
+        ({"best_of": True}, "best_of is True; it must be an integer or None"),
+        ({"n": 3, "best_of": 2}, "best_of is 2; it must be n=3 or more"),
+        (
+            {"best_of": 2, "temperature": 0},
+            "best_of is 2 and temperature 0; greedy sequences are all the same: leave "
+            "best_of out or raise the temperature",
+        ),
         ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
         ({"max_tokens": -5}, "max_tokens is -5; it must be 1 or more"),
         ({"temperature": -1.0}, "temperature is -1.0; it must be 0 or more"),

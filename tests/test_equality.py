@@ -2,14 +2,14 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import (
     assert_all_free,
+    clean,
     greedy,
     make_engine,
+    poison,
     serve,
     tiny_model,
     tokens_of,
@@ -17,7 +17,6 @@ from engines import (
 from oracles import llama as oracle
 
 from paged_jax import Field, SamplingParams
-from paged_jax.sequences import SequenceStatus
 from pallas_kernels import compat
 from pallas_kernels.cpu.target import host_target
 
@@ -170,30 +169,6 @@ def test_how_often_the_host_looks_changes_nothing(steps):
 # ------------------------------------------------------------------ memory of NaN
 
 
-@jax.jit
-def _poison(state):
-    """Writes NaN to every slot that holds no token of a sequence."""
-    sequences, cache = state.scheduler.sequences, state.cache
-    size = cache.block_size
-    position = jnp.arange(sequences.table_width * size)
-    used = (sequences.status != SequenceStatus.EMPTY)[:, None]
-    used &= position < sequences.length[:, None]
-    block = jnp.repeat(sequences.block_table, size, axis=1)
-    num_blocks = cache.k.shape[1]
-    keep = jnp.zeros((num_blocks, size), bool)
-    keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
-    keep = keep.at[0].set(False)[None, :, :, None, None]
-    return jax.tree.map(lambda x: jnp.where(keep, x, jnp.nan), cache), keep.sum()
-
-
-def poison(engine):
-    """Poisons the memory that nobody may read; returns the slots that are left."""
-    device = engine._device
-    cache, kept = _poison(device.state)
-    device.state = type(device.state)(device.state.scheduler, cache)
-    return int(kept)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -217,10 +192,7 @@ def test_nothing_reads_memory_that_holds_no_token(name):
         assert np.isfinite(output.outputs[0].cumulative_logprob)
     if prefix is not None:
         engine.release_prefix(prefix)
-    # Leave no NaN to the tests that follow, which may be about something else.
-    device = engine._device
-    clean = jax.tree.map(jnp.nan_to_num, device.state.cache)
-    device.state = type(device.state)(device.state.scheduler, clean)
+    clean(engine)
 
 
 # ------------------------------------------------------------------ 16-bit caches

@@ -9,8 +9,18 @@ from jax.experimental import checkify
 
 from paged_jax.block_pool import init_block_pool
 from paged_jax.block_tables import allocate, fork
-from paged_jax.invariants import assert_blocks, check_blocks, writes_are_private
-from paged_jax.sequences import init_sequences
+from paged_jax.config import EngineConfig
+from paged_jax.invariants import (
+    assert_blocks,
+    assert_groups,
+    check_blocks,
+    check_groups,
+    writes_are_private,
+)
+from paged_jax.memory_managers import MANAGERS
+from paged_jax.requests import RequestStatus, push_back
+from paged_jax.sequences import SequenceStatus, init_sequences
+from paged_jax.submit import init_scheduler
 
 BLOCK_SIZE = 4
 
@@ -120,4 +130,73 @@ def test_assert_blocks_under_checkify(state):
     assert error.get() is None
     error, _ = checked(*num_free(4)(*state))
     with pytest.raises(checkify.JaxRuntimeError, match="blocks_accounted.*num_free 4"):
+        error.throw()
+
+
+# ------------------------------------------------------------------ groups
+
+
+def scheduler_state(max_n=3):
+    config = EngineConfig(max_seqs=4, max_requests=6, max_prefixes=0, max_n=max_n)
+    return init_scheduler(config.step_config(), MANAGERS["paged"], False)
+
+
+@pytest.fixture
+def groups():
+    """Slots 0 to 2 run: row 0 computes the prompt, of 5. Slots 3 and 4 wait."""
+    state = scheduler_state()
+    unforked = SequenceStatus.UNFORKED
+    sequences = dataclasses.replace(
+        state.sequences,
+        request=jnp.array([0, 1, 2, 6]),
+        status=jnp.array([SequenceStatus.RUNNING, unforked, unforked, 0]),
+        num_blocks=jnp.array([1, 0, 0, 0]),
+        length=jnp.array([4, 0, 0, 0]),
+    )
+    run, wait = RequestStatus.RUNNING, RequestStatus.WAITING
+    requests = dataclasses.replace(
+        state.requests,
+        group=jnp.array([0, 0, 0, 3, 3, 5, 6]),
+        status=jnp.array([run, run, run, wait, wait, 0, 0]),
+        prompt_len=jnp.full(7, 5),
+    )
+    queue = push_back(state.queue, jnp.array([3]), jnp.int32(1))
+    return dataclasses.replace(
+        state, sequences=sequences, requests=requests, queue=queue
+    )
+
+
+def changed(part, field, at, value):
+    def change(state):
+        old = getattr(state, part)
+        values = getattr(old, field).at[at].set(value)
+        return dataclasses.replace(
+            state, **{part: dataclasses.replace(old, **{field: values})}
+        )
+
+    return change
+
+
+BROKEN_GROUPS = {
+    "unforked_rows_hold_nothing": changed("sequences", "num_blocks", 1, 1),
+    "unforked_rows_have_a_carrier": changed("sequences", "status", 0, 2),
+    "carriers_stay_in_the_prompt": changed("sequences", "length", 0, 6),
+    "groups_are_whole": changed("requests", "status", 4, RequestStatus.RUNNING),
+    "queue_names_what_waits": changed("queue", "slots", 0, 5),
+}
+
+
+def test_sound_groups_pass(groups):
+    assert all(check_groups(groups).values())
+    assert check_groups(scheduler_state(max_n=1)) == {}
+    assert set(check_groups(groups)) == set(BROKEN_GROUPS)
+
+
+@pytest.mark.parametrize("name", BROKEN_GROUPS)
+def test_a_broken_group_is_noticed(groups, name):
+    state = BROKEN_GROUPS[name](groups)
+    holds = check_groups(state)
+    assert [name for name, value in holds.items() if not value] == [name]
+    error, _ = jax.jit(checkify.checkify(assert_groups))(state)
+    with pytest.raises(checkify.JaxRuntimeError, match=f"{name}: it must hold that"):
         error.throw()

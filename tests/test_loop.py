@@ -191,7 +191,7 @@ def test_debugging_notices_a_wrong_ref_count():
         checkify.JaxRuntimeError, match="ref_counts_match: .*table entries"
     ):
         engine.step()
-    assert name in engine._records
+    assert name in engine._table.records
 
 
 def test_debugging_has_nothing_to_check_in_contiguous_memory():

@@ -34,7 +34,8 @@ def packed(state, length, request, chunk, samples, num_tokens):
     requests = dataclasses.replace(state.requests, tokens=jnp.asarray(TOKENS))
     state = dataclasses.replace(state, sequences=sequences, requests=requests)
     zero = jnp.int32(0)
-    plan = Plan(chunk, samples, no_copies(ROWS), zero, zero, zero, zero)
+    rows = jnp.arange(ROWS)
+    plan = Plan(chunk, samples, rows < 0, rows, no_copies(ROWS), zero, zero, zero, zero)
     return pack(CONFIG, state, plan, num_tokens)
 
 

@@ -27,7 +27,7 @@ def shared():
 def engine(shared):
     yield shared
     assert not shared.has_unfinished()
-    for name in list(shared._prefixes):
+    for name in list(shared._table.prefixes.records):
         shared.release_prefix(name)
     assert_all_free(shared)
     shared.reset_stats()
@@ -35,7 +35,7 @@ def engine(shared):
 
 def blocks_of(engine, name):
     """The blocks of a registered prefix."""
-    row = engine._prefixes[name].row
+    row = engine._table.prefixes.records[name].row
     sequences = engine.state.scheduler.sequences
     count = int(sequences.num_blocks[row])
     return np.asarray(sequences.block_table[row])[:count].copy()
@@ -212,7 +212,7 @@ def test_a_released_prefix_is_not_looked_for_in_its_row(engine):
     last = [*PREFIX, *range(60, 70)]
     expected = tokens_of(engine.generate([last], greedy(6)))[0]
     prefix = engine.register_prefix(PREFIX)
-    row = engine._prefixes[prefix].row
+    row = engine._table.prefixes.records[prefix].row
     for output in (3, 16, 16, 16, 30):
         engine.submit([*PREFIX, 50 + output], greedy(output))
     name = engine.submit(last, greedy(6))

@@ -5,15 +5,16 @@ import random
 
 import pytest
 from engines import (
+    all_tokens,
     assert_all_free,
     assert_sound,
+    drawn,
     greedy,
     make_engine,
     text,
-    tokens_of,
 )
 
-from paged_jax import RequestError, SamplingParams
+from paged_jax import RequestError
 
 PREFIXES = [[*range(10, 19)], [*range(10, 14)], [20] * 6, [*range(10, 18)]]
 
@@ -21,20 +22,21 @@ PREFIXES = [[*range(10, 19)], [*range(10, 14)], [20] * 6, [*range(10, 18)]]
 def params(output, seed, **fields):
     if seed is None:
         return greedy(output, **fields)
-    return SamplingParams(
-        temperature=1.0, seed=seed, max_tokens=output, ignore_eos=True, **fields
+    return drawn(output, seed=seed, **fields)
+
+
+@functools.cache
+def engine_of(batching, sharing=True):
+    return make_engine(
+        batching=batching, sharing=sharing, max_n=4, num_blocks=22, max_seqs=6
     )
 
 
 @functools.cache
-def engine_of(batching):
-    return make_engine(batching=batching)
-
-
-@functools.cache
-def alone(prompt, output, seed):
-    engine = make_engine()
-    return tokens_of(engine.generate([prompt], params(output, seed)))[0]
+def alone(prompt, output, seed, n):
+    """Tokens of each sequence, by itself."""
+    engine = engine_of("continuous", sharing=False)
+    return all_tokens(engine.generate([prompt], params(output, seed, n=n))[0])
 
 
 class Service:
@@ -48,7 +50,7 @@ class Service:
         for output in outputs:
             if output.finished:
                 assert output.request_id not in self.outputs, "returned twice"
-                self.outputs[output.request_id] = output.outputs[0]
+                self.outputs[output.request_id] = output.outputs
 
     def submit(self):
         rng = self.rng
@@ -56,15 +58,22 @@ class Service:
         size = rng.randint(0 if prefix else 1, 12)
         prompt = (*prefix, *(rng.randint(30, 33) for _ in range(size)))
         output, seed = rng.choice([1, 3, 10, 25]), rng.choice([None, None, 1, 2])
-        tokens, fields = alone(prompt, output, seed), {}
+        # As many as fit beside two prefixes.
+        n = rng.choice([1, 1, 2, 3, 4]) if output < 25 else 1
+        sequences, fields = alone(prompt, output, seed, n), {"n": n}
         if output > 3 and rng.random() < 0.3:
-            at = rng.randrange(len(tokens) - 1)
-            fields["stop"] = text(tokens[at : at + 2])
-            tokens = tokens[: text(tokens).index(fields["stop"]) + 2]
+            tokens, at = rng.choice(sequences), rng.randrange(output - 1)
+            stop = fields["stop"] = text(tokens[at : at + 2])
+            sequences = [
+                tokens[: text(tokens).index(stop) + 2]
+                if stop in text(tokens)
+                else tokens
+                for tokens in sequences
+            ]
         name = self.engine.submit(
             prompt, params(output, seed, **fields), stream=rng.random() < 0.3
         )
-        self.expected[name] = tokens
+        self.expected[name] = sequences
 
     def register(self):
         if len(self.held) < 2:
@@ -80,7 +89,7 @@ class Service:
 
     def some_request(self):
         live = [n for n in self.expected if n not in self.outputs]
-        live = [n for n in live if n in self.engine._records]
+        live = [n for n in live if n in self.engine._table.records]
         return self.rng.choice(live) if live else None
 
     def abort(self):
@@ -118,10 +127,11 @@ def test_every_request_is_returned_once_with_its_own_tokens(seed, batching):
     service.finish()
     assert_all_free(engine)
     assert set(service.outputs) == set(service.expected)
-    for name, tokens in service.expected.items():
-        output = service.outputs[name]
-        if tokens is None:
-            assert output.finish_reason in ("abort", "length", "stop")
+    for name, expected in service.expected.items():
+        outputs = service.outputs[name]
+        reasons = {output.finish_reason for output in outputs}
+        if expected is None:
+            assert reasons <= {"abort", "length", "stop"}
         else:
-            assert output.token_ids == tokens
-            assert output.finish_reason in ("length", "stop")
+            assert [output.token_ids for output in outputs] == expected
+            assert reasons <= {"length", "stop"}

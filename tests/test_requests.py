@@ -54,8 +54,13 @@ def test_a_queue_can_be_filled_in_one_go_and_go_round():
 def test_new_slots_are_free_and_the_last_row_is_the_null_request():
     state = init_requests(4, max_model_len=8, max_stop_ids=2, max_logprobs=0)
     assert state.null == 4
-    rows = {x.shape[0] for x in jax.tree.leaves(state)}
+    assert state.group.shape == (0,) and not state.grouped
+    rows = {x.shape[0] for x in jax.tree.leaves(state) if x is not state.group}
     assert rows == {5}
+    state = init_requests(
+        4, max_model_len=8, max_stop_ids=2, max_logprobs=0, groups=True
+    )
+    assert state.grouped and state.group.tolist() == [0, 1, 2, 3, 4]
     assert not state.status.any() and (state.prefix_row == -1).all()
     assert (state.stop_ids == -1).all() and (state.timeline == -1).all()
 

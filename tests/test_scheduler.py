@@ -5,16 +5,29 @@ import random
 import chex
 import numpy as np
 import pytest
-from oracles.scheduler import Request, Rules, SchedulerOracle
+from oracles.scheduler import Rules, SchedulerOracle, Sequence
 from scheduling import reserved, run_schedule, small_config
 
 from paged_jax.requests import RequestStatus
+
+# Sequences of a request share its prompt; no prefixes.
+GROUPS = dict(sharing=True, max_prefixes=0, max_n=4)
 
 SYSTEMS = {
     "paged continuous": dict(),
     "paged continuous, whole prompts": dict(chunked_prefill=False, token_budget=24),
     "paged continuous, one block size 1": dict(block_size=1, num_blocks=70),
     "paged static": dict(batching="static"),
+    "paged continuous, groups": dict(GROUPS),
+    "paged continuous, groups, whole prompts": dict(
+        **GROUPS, chunked_prefill=False, token_budget=24
+    ),
+    "paged continuous, groups, one block size 1": dict(
+        **GROUPS, block_size=1, num_blocks=70
+    ),
+    "paged static, groups": dict(**GROUPS, batching="static"),
+    "paged continuous, several that share nothing": dict(max_n=4),
+    "pow2 continuous, several": dict(max_n=4, memory="pow2", num_blocks=21),
     "max continuous": dict(memory="max"),
     "max static": dict(memory="max", batching="static"),
     "pow2 continuous": dict(memory="pow2", num_blocks=21),
@@ -35,22 +48,44 @@ def _oracle(config, lengths):
         paged=config.memory == "paged",
         static=config.batching == "static",
     )
-    requests = [
-        Request(i, prompt, output, reserved(config, prompt, output))
-        for i, (prompt, output) in enumerate(lengths)
-    ]
-    return SchedulerOracle(rules, requests), requests
+    groups, count = [], 0
+    for arrival, (prompt, outputs) in enumerate(lengths):
+        members = []
+        for output in (outputs,) if isinstance(outputs, int) else outputs:
+            size = reserved(config, prompt, output)
+            members.append(Sequence(count, arrival, prompt, output, size))
+            count += 1
+        groups += [members] if static.groups else [[one] for one in members]
+    return SchedulerOracle(rules, groups), [one for group in groups for one in group]
 
 
 def _random_lengths(rng, config):
     limit = config.max_model_len
     longest = limit - 1 if config.chunked_prefill else config.token_budget
-    lengths = []
-    for _ in range(rng.randint(1, config.max_requests)):
+    lengths, left = [], rng.randint(1, config.max_requests)
+    while left > 0:
         prompt = min(int(rng.expovariate(0.15)) + 1, longest)
-        output = min(int(rng.expovariate(0.1)) + 1, limit - prompt)
-        lengths.append((prompt, output))
+        if config.max_n == 1:
+            outputs = min(int(rng.expovariate(0.1)) + 1, limit - prompt)
+            left -= 1
+        else:
+            count = min(rng.choice([1, 1, 2, 3, 4]), left)
+            outputs = tuple(
+                min(int(rng.expovariate(0.1)) + 1, limit - prompt) for _ in range(count)
+            )
+            # As `RequestRecord.check` refuses: what cannot fit at once, all alone.
+            while _peak(config, prompt, outputs) > config.total_blocks:
+                outputs = outputs[1:]
+            left -= count
+        lengths.append((prompt, outputs))
     return lengths
+
+
+def _peak(config, prompt, outputs):
+    whole = prompt // config.block_size
+    return whole + sum(
+        -(-(prompt + output) // config.block_size) - whole for output in outputs
+    )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -66,10 +101,10 @@ def test_every_iteration_equals_the_oracle(system):
         for name in expected[0]:
             want = [row[name] for row in expected]
             np.testing.assert_array_equal(log[name], want, err_msg=f"{name} {lengths}")
-        timeline = np.asarray(state.requests.timeline)[: len(lengths)]
+        timeline = np.asarray(state.requests.timeline)[: len(requests)]
         np.testing.assert_array_equal(timeline, [r.timeline for r in requests])
         assert (
-            np.asarray(state.requests.status)[: len(lengths)]
+            np.asarray(state.requests.status)[: len(requests)]
             == RequestStatus.FINISHED_LENGTH
         ).all()
         preemptions += log["PREEMPTED"].sum()

@@ -25,7 +25,7 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32"):
+def case(memory, num_blocks, kv_dtype="float32", max_n=1):
     """A program, and the shapes of its parameters and its state."""
     config = EngineConfig(
         **{
@@ -34,6 +34,7 @@ def case(memory, num_blocks, kv_dtype="float32"):
             "num_blocks": num_blocks,
             "max_model_len": 32,
             "token_budget": 8,
+            "max_n": max_n,
         }
     )
     static, manager = config.step_config(), MANAGERS[memory]
@@ -85,21 +86,22 @@ def check_in_place(compiled, state):
 BFLOAT16 = pytest.param(
     "paged",
     "bfloat16",
+    1,
     marks=pytest.mark.xfail(
         JAX_VERSION < (0, 11),
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
     ),
 )
-CASES = [("paged", "float32"), ("max", "float32"), BFLOAT16]
+CASES = [("paged", "float32", 1), ("paged", "float32", 4), ("max", "float32", 1)]
 
 
-@pytest.mark.parametrize(("memory", "kv_dtype"), CASES)
-def test_the_loop_changes_its_state_in_place(memory, kv_dtype):
+@pytest.mark.parametrize(("memory", "kv_dtype", "max_n"), [*CASES, BFLOAT16])
+def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n):
     # How temporaries grow does not depend on the dtype: two sizes of one are enough.
     temporaries = []
     for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype)
+        *_, state = case(memory, num_blocks, kv_dtype, max_n)
+        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n)
         check_in_place(compiled, state)
         assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
         temporaries.append(compiled.memory_analysis().temp_size_in_bytes)

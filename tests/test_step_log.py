@@ -124,3 +124,30 @@ def test_sharing_and_a_static_batch():
     log = {field.name: engine.log[:, field] for field in Field}
     assert (log["PHYSICAL_BLOCKS"][:3] == 2 + 3).all()
     engine.release_prefix(name)
+
+
+def test_two_sequences_of_one_prompt():
+    # The paper's figure 8: a prompt of 7 tokens in blocks of 4, two samples of 3.
+    config = small_config(sharing=True, max_prefixes=0, max_n=2)
+    log, _ = run_schedule(config, [(7, (3, 3))])
+    assert log["RUNNING"].tolist() == [1, 2, 2, 0]
+    assert log["TOKENS"].tolist() == [7, 2, 2, 0]
+    assert log["SAMPLED"].tolist() == [2, 2, 2, 0]
+    assert log["COPIED_BLOCKS"].tolist() == [0, 1, 0, 0]
+    assert log["LOGICAL_BLOCKS"].tolist() == [2, 4, 6, 0]
+    assert log["PHYSICAL_BLOCKS"].tolist() == [2, 3, 5, 0]
+    assert log["FREE_BLOCKS"].tolist() == [18, 17, 15, 20]
+    assert log["LIVE"].tolist() == [7, 4 + 8, 4 + 10, 0]
+    assert log["RESERVATION"].tolist() == [1, 0, 2, 0]
+    assert log["INTERNAL"].tolist() == [0, 0, 4, 0]
+    assert log["RETIRED"].tolist() == [0, 0, 0, 2]
+    assert log["ADMITTED"].tolist() == [1, 0, 0, 0]
+    check_sums(log)
+
+
+def test_sums_hold_whatever_is_shared():
+    config = small_config(sharing=True, max_prefixes=0, max_n=4)
+    # Together they come to need more than the 20 blocks there are.
+    log, _ = run_schedule(config, [(9, (20, 14)), (6, (20, 20)), (13, (16, 9))])
+    assert log["PREEMPTED"].sum() > 0 and log["COPIED_BLOCKS"].sum() > 3
+    check_sums(log)

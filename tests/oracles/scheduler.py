@@ -1,36 +1,37 @@
 """The scheduler in plain Python: the rules of the paper's section 4.
 
-Blocks are counted, not named: which one a sequence gets is the block tables' own test.
+Blocks are names that tell them apart, and no more: which one a sequence gets is the
+block tables' own test.
 """
 
+import collections
 import dataclasses
+import itertools
 
 from oracles.buddy import BuddyOracle
 
 
-@dataclasses.dataclass
-class Request:
-    """One request and how far it is."""
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """One sequence of a request, and how far it is."""
 
     name: int
+    arrival: int
     prompt: int
     output: int
     reserved: int = 0  # tokens of a contiguous reservation
     generated: int = 0
     cached: int = 0  # tokens whose keys and values are in the cache
-    blocks: int = 0
-    start: int = 0  # first block of a contiguous chunk
+    table: list = dataclasses.field(default_factory=list)
     row: int = 0  # the lowest free one; rows are released in order
+    carrier: "Sequence | None" = None  # who computes its prompt, until it is forked
+    leader: "Sequence | None" = None  # the first of its request
     ended: bool = False
     timeline: list = dataclasses.field(default_factory=lambda: [-1, -1, -1])
 
     @property
     def known(self):
         return self.prompt + self.generated
-
-    @property
-    def pending(self):
-        return 0 if self.ended else self.known - self.cached
 
 
 @dataclasses.dataclass
@@ -49,18 +50,22 @@ class Rules:
 
 
 class SchedulerOracle:
-    """Runs requests, all known at time 0, and writes down each iteration."""
+    """Runs requests, all known at time 0, and writes down each iteration.
 
-    def __init__(self, rules: Rules, requests: list[Request]):
+    A request is a list of sequences with the same prompt.
+    """
+
+    def __init__(self, rules: Rules, requests: list[list[Sequence]]):
         self.rules = rules
         self.waiting = list(requests)
-        self.batch: list[Request] = []
-        self.free = rules.num_blocks
+        for sequences in requests:
+            for sequence in sequences:
+                sequence.leader = sequences[0]
+        self.batch: list[Sequence] = []
+        self.users = collections.Counter()  # block -> tables that name it
+        self.names = itertools.count()
         self.buddy = BuddyOracle(rules.num_blocks, rules.table_width)
         self.iteration = 0
-
-    def blocks_for(self, tokens):
-        return -(-tokens // self.rules.block_size)
 
     def run(self):
         rows = []
@@ -68,131 +73,266 @@ class SchedulerOracle:
             rows.append(self.step())
         return rows
 
+    # ------------------------------------------------------------------ blocks
+
+    def blocks_for(self, tokens):
+        return -(-tokens // self.rules.block_size)
+
+    @property
+    def free(self):
+        if not self.rules.paged:
+            return self.buddy.num_free
+        return self.rules.num_blocks - len(self.users)
+
+    def take(self):
+        assert self.free > 0
+        block = next(self.names)
+        self.users[block] = 1
+        return block
+
+    def drop(self, block):
+        self.users[block] -= 1
+        if not self.users[block]:
+            del self.users[block]
+
+    # ------------------------------------------------------------------ a step
+
     def step(self):
         retired = self.retire()
         admitted = self.admit()
         chunks = self.divide()
         preempted, lost = self.make_room(chunks)
-        sampled = 0
-        for request in self.batch:
-            request.cached += chunks.get(request.name, 0)
-        running = [r for r in self.batch if not r.ended]
+        copied = self.write(chunks)
+        complete = {s for s, n in chunks.items() if s.cached + n == s.known}
+        forks = self.due(chunks)
+        for sequence, size in chunks.items():
+            sequence.cached += size
+        running = [s for s in self.batch if not s.ended and s.carrier is None]
         row = {
             "RUNNING": len(running),
             "WAITING": len(self.waiting),
             "TOKENS": sum(chunks.values()),
-            "LIVE": sum(r.cached for r in running),
-            "RESERVED": sum(r.blocks for r in self.batch) * self.rules.block_size,
-            "FREE_BLOCKS": self.free if self.rules.paged else self.buddy.num_free,
+            "LIVE": self.live(running),
+            "RESERVED": self.distinct() * self.rules.block_size,
+            "LOGICAL_BLOCKS": sum(len(s.table) for s in self.batch),
+            "PHYSICAL_BLOCKS": self.distinct(),
+            "FREE_BLOCKS": self.free,
             "RETIRED": retired,
             "ADMITTED": admitted,
             "PREEMPTED": preempted,
             "RECOMPUTED": lost,
+            "COPIED_BLOCKS": copied,
         }
-        for request in running:
-            if request.name in chunks and request.cached == request.known:
-                sampled += 1
-                request.generated += 1
-                if request.timeline[1] < 0:
-                    request.timeline[1] = self.iteration
-                if request.generated == request.output:
-                    request.ended = True
-                    request.timeline[2] = self.iteration
-        row["SAMPLED"] = sampled
+        complete |= {s for s in forks if s.carrier in complete}
+        self.fork(forks)
+        for sequence in complete:
+            sequence.generated += 1
+            if sequence.timeline[1] < 0:
+                sequence.timeline[1] = self.iteration
+            if sequence.generated == sequence.output:
+                sequence.ended = True
+                sequence.timeline[2] = self.iteration
+        row["SAMPLED"] = len(complete)
         self.iteration += 1
         return row
 
+    def live(self, running):
+        """Slots of running sequences; of those shared with ended ones, their part."""
+        names = collections.Counter(b for s in self.batch for b in s.table)
+        size = self.rules.block_size
+        shares = [
+            1 / names[s.table[i // size]] for s in running for i in range(s.cached)
+        ]
+        return round(sum(shares))
+
+    def distinct(self):
+        return len({block for s in self.batch for block in s.table})
+
     def retire(self):
-        ended = sorted((r for r in self.batch if r.ended), key=lambda r: r.row)
+        ended = sorted((s for s in self.batch if s.ended), key=lambda s: s.row)
         if self.rules.static and len(ended) < len(self.batch):
             return 0
-        for request in ended:
-            self.release(request)
+        for sequence in ended:
+            self.release(sequence)
         return len(ended)
 
-    def release(self, request):
-        self.batch.remove(request)
+    def release(self, sequence):
+        self.batch.remove(sequence)
         if self.rules.paged:
-            self.free += request.blocks
+            for block in sequence.table:
+                self.drop(block)
         else:
-            self.buddy.release(request.start, (request.blocks - 1).bit_length())
-        request.blocks = request.cached = 0
+            start, size = sequence.table[0], len(sequence.table)
+            self.buddy.release(start, (size - 1).bit_length())
+        sequence.table, sequence.cached, sequence.carrier = [], 0, None
 
-    def grows(self, request, tokens):
-        held = request.blocks * self.rules.block_size
-        return self.rules.paged and tokens > 0 and request.cached + tokens > held
+    # ------------------------------------------------------------------ admission
 
     def admit(self):
         rules = self.rules
         if rules.static and self.batch:
             return 0
-        budget = rules.token_budget - sum(r.pending for r in self.batch)
-        promised = 0
+        pending = {s: self.pending(s) for s in self.batch}
+        budget = rules.token_budget - sum(pending.values())
+        owed = len(self.writes(pending))
+        peaks = admitted = 0
         free_at_start = self.free
-        admitted = 0
-        while self.waiting and len(self.batch) < rules.max_seqs:
-            request = self.waiting[0]
-            whole = min(request.known, rules.token_budget)
+        while self.waiting:
+            members = [s for s in self.waiting[0] if not s.ended]
+            first = members[0]
+            known = first.prompt if len(members) > 1 else first.known
+            if len(self.batch) + len(members) > rules.max_seqs:
+                break
+            whole = min(known, rules.token_budget)
             if not rules.static and budget < (1 if rules.chunked else whole):
                 break
-            peak = self.blocks_for(request.prompt + request.output)
             if rules.paged:
-                growing = [r for r in self.batch if r.cached]  # others have all theirs
-                headroom = sum(self.grows(r, r.pending) for r in growing)
+                headroom = owed + self.promised()
                 if self.batch:
                     headroom += rules.watermark_blocks
-                need = self.blocks_for(request.known)
-                if need + headroom > self.free:
+                if self.first_need(members) + headroom > self.free:
                     break
-                if rules.static and promised + peak > free_at_start:
+                peak = self.need(members, [s.prompt + s.output for s in members])
+                if rules.static and peaks + peak > free_at_start:
                     break
-                promised += peak
-                self.free -= need
-                request.blocks = need
+                peaks += peak
+                first.table = [self.take() for _ in range(self.blocks_for(known))]
             else:
-                order = (self.blocks_for(request.reserved) - 1).bit_length()
+                order = (self.blocks_for(first.reserved) - 1).bit_length()
                 if not self.buddy.can_allocate(order):
                     break
-                request.start = self.buddy.allocate(order)
-                request.blocks = 2**order
+                start = self.buddy.allocate(order)
+                first.table = list(range(start, start + 2**order))
             self.waiting.pop(0)
-            taken = {r.row for r in self.batch}
-            request.row = min(set(range(rules.max_seqs)) - taken)
-            self.batch.append(request)
-            budget -= request.known
+            for sequence in members:
+                taken = {s.row for s in self.batch}
+                sequence.row = min(set(range(rules.max_seqs)) - taken)
+                sequence.carrier = None if sequence is first else first
+                self.batch.append(sequence)
+                if sequence.timeline[0] < 0:
+                    sequence.timeline[0] = self.iteration
+            budget -= known
             admitted += 1
-            if request.timeline[0] < 0:
-                request.timeline[0] = self.iteration
         return admitted
 
+    def need(self, members, tokens):
+        """Blocks of sequences with so many tokens: the prompt's whole ones once."""
+        whole = members[0].prompt // self.rules.block_size
+        return whole + sum(self.blocks_for(n) - whole for n in tokens)
+
+    def first_need(self, members):
+        if len(members) == 1:
+            return self.blocks_for(members[0].known)
+        return self.need(members, [max(s.known, s.prompt + 1) for s in members])
+
+    def promised(self):
+        """Blocks that those who wait for a prompt will take, and who computes it."""
+        count, carriers = 0, set()
+        for s in self.batch:
+            if s.carrier is not None:
+                carriers.add(s.carrier)
+                tokens = max(s.known, s.prompt + 1)
+                count += self.blocks_for(tokens) - s.prompt // self.rules.block_size
+        for s in carriers:
+            tokens = max(s.known, s.prompt + 1)
+            count += self.blocks_for(tokens) - self.blocks_for(s.prompt)
+        return count
+
+    # ------------------------------------------------------------------ the budget
+
+    def pending(self, sequence):
+        if sequence.ended or sequence.carrier is not None:
+            return 0
+        waited_for = any(s.carrier is sequence for s in self.batch)
+        goal = sequence.prompt if waited_for else sequence.known
+        return goal - sequence.cached
+
     def divide(self):
-        chunks = {r.name: 1 for r in self.batch if r.pending == 1}
+        pending = {s: self.pending(s) for s in self.batch}
+        chunks = {s: 1 for s in self.batch if pending[s] == 1}
         left = self.rules.token_budget - len(chunks)
-        prompts = [r for r in self.batch if r.pending > 1]
-        for request in sorted(prompts, key=lambda r: r.name):
+        prompts = [s for s in self.batch if pending[s] > 1]
+        for sequence in sorted(prompts, key=lambda s: (s.arrival, s.row)):
             if left <= 0:
                 break
-            size = min(request.pending, left)
-            if not self.rules.chunked and request.pending <= self.rules.token_budget:
-                if request.pending > left:
+            size = min(pending[sequence], left)
+            if not self.rules.chunked and pending[sequence] <= self.rules.token_budget:
+                if pending[sequence] > left:
                     break
-            chunks[request.name] = size
+            chunks[sequence] = size
             left -= size
         return chunks
+
+    # ------------------------------------------------------------------ growth
+
+    def writes(self, chunks):
+        """Who needs a block to write its tokens: (sequence, what it is for).
+
+        Of the sharers of a block that all write to it, all but the last one copy it.
+        """
+        if not self.rules.paged:
+            return []
+        needs, users = [], collections.Counter(self.users)
+        for s in sorted(self.batch, key=lambda s: s.row):
+            tokens = chunks.get(s, 0)
+            logical = s.cached // self.rules.block_size
+            if tokens and s.cached + tokens > len(s.table) * self.rules.block_size:
+                needs.append((s, "grow"))
+            elif tokens and users[s.table[logical]] > 1:
+                users[s.table[logical]] -= 1
+                needs.append((s, "copy"))
+        return needs
+
+    def due(self, chunks):
+        """Who is forked: those whose carrier comes to the end of the prompt."""
+        waits = [s for s in self.batch if s.carrier is not None]
+        return [
+            s for s in waits if s.carrier.cached + chunks.get(s.carrier, 0) >= s.prompt
+        ]
+
+    def tail(self, sequence):
+        """Blocks for what it had generated before it was preempted."""
+        return self.blocks_for(sequence.known) - self.blocks_for(sequence.prompt)
 
     def make_room(self, chunks):
         preempted = lost = 0
         while True:
-            growing = [r for r in self.batch if self.grows(r, chunks.get(r.name, 0))]
-            if len(growing) <= self.free:
-                break
-            victim = max((r for r in self.batch if not r.ended), key=lambda r: r.name)
-            lost += victim.cached
-            chunks.pop(victim.name, None)
-            self.release(victim)
-            self.waiting.insert(0, victim)
+            forks = self.due(chunks)
+            with_carriers = {*forks, *(s.carrier for s in forks)}
+            tails = sum(map(self.tail, with_carriers))
+            if len(self.writes(chunks)) + tails <= self.free:
+                return preempted, lost
+            going = [s for s in self.batch if not s.ended]
+            victim = max(going, key=lambda s: (s.arrival, -s.row))
+            group = sorted(
+                (s for s in going if s.leader is victim.leader), key=lambda s: s.name
+            )
+            in_prompt = [min(s.cached, s.prompt) for s in group]
+            lost += max(in_prompt) + sum(s.cached for s in group) - sum(in_prompt)
+            for sequence in group:
+                chunks.pop(sequence, None)
+                self.release(sequence)
+            self.waiting.insert(0, group)
             preempted += 1
-        for request in growing:
-            request.blocks += 1
-            self.free -= 1
-        return preempted, lost
+
+    def write(self, chunks):
+        copied = 0
+        for sequence, what in self.writes(chunks):
+            block = self.take()
+            if what == "grow":
+                sequence.table.append(block)
+            else:
+                logical = sequence.cached // self.rules.block_size
+                self.drop(sequence.table[logical])
+                sequence.table[logical] = block
+                copied += 1
+        return copied
+
+    def fork(self, forks):
+        carriers = {s.carrier for s in forks}
+        for sequence in forks:
+            sequence.table = list(sequence.carrier.table)
+            self.users.update(sequence.table)
+            sequence.cached, sequence.carrier = sequence.prompt, None
+        for sequence in [*forks, *carriers]:
+            sequence.table += [self.take() for _ in range(self.tail(sequence))]
