@@ -1,6 +1,7 @@
 """What all tests share: the CPU, the compilation cache, hypothesis, a trained model."""
 
 import os
+import signal
 from pathlib import Path
 
 # Before anything imports JAX, which reads it once.
@@ -12,6 +13,10 @@ import pytest
 from paged_jax import LoadedModel, compilation_cache, load_model
 
 compilation_cache.enable()
+
+# A run in the background may ignore Ctrl-C, and so would the processes tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are the same in every run in CI, so that a failure there is the change's own.
 # Elsewhere they vary, and a failure prints the line that repeats it.
