@@ -60,7 +60,7 @@ def product(
 
 
 def _name(target: Target, dtype: str) -> str:
-    return f"paged_jax_product_{target.lanes}_{dtype}"
+    return f"paged_jax_product_{target.cpu}_{target.lanes}_{dtype}"
 
 
 @functools.cache
