@@ -42,8 +42,9 @@ def headline_table(rows: list[Row]) -> Table:
     for workload, lines in headline_rows(rows).items():
         table.add_section()
         table.add_row(f"[bold]{workload}[/bold]")
-        for line in lines:
-            table.add_row(*line)
+        for label, *numbers in lines:
+            # Names of settings break at their underscores.
+            table.add_row(label.replace("_", " "), *numbers)
     return table
 
 

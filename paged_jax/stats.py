@@ -24,7 +24,7 @@ class EngineStats:
     output_tokens: int = 0
     iterations: int = 0
     device_seconds: float = 0.0
-    log_parts: list[np.ndarray] = dataclasses.field(default_factory=list)
+    log_parts: list[np.ndarray] = dataclasses.field(default_factory=list, repr=False)
 
     @property
     def log(self) -> np.ndarray:

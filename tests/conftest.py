@@ -1,17 +1,23 @@
 """What all tests share: the CPU, the compilation cache, hypothesis, a trained model."""
 
 import os
+import signal
 from pathlib import Path
 
 # Before anything imports JAX, which reads it once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
+import jax
 import pytest
 
 from paged_jax import LoadedModel, compilation_cache, load_model
 
 compilation_cache.enable()
+
+# A run in the background may ignore Ctrl-C, and so would the processes tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are the same in every run in CI, so that a failure there is the change's own.
 # Elsewhere they vary, and a failure prints the line that repeats it.
@@ -20,6 +26,20 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+# Compiled programs take mappings of memory, of which Linux gives a process
+# 65,530. A run of all tests would pass that, and crash.
+_MANY_MAPPINGS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _give_mappings_back():
+    """Forgets compiled programs between files of tests, if there are many."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,13 @@ def can_pack() -> bool:
     return jax.default_backend() == "cpu" and host_target() is not None
 
 
+def _target() -> Target:
+    target = host_target()
+    if target is None:
+        raise ValueError("there are no products for packed weights on this machine")
+    return target
+
+
 def pack_model(model: LoadedModel, products: str = "auto") -> LoadedModel:
     """Returns a model in the form that an engine with such `products` runs.
 
@@ -43,16 +50,13 @@ def is_packed(params: Params) -> bool:
     return "kernels" in params
 
 
-def pack_params(
-    config: ModelConfig, params: Params, target: Target | None = None
-) -> Params:
+def pack_params(config: ModelConfig, params: Params) -> Params:
     """Packs a model's parameters.
 
     Args:
         config: the model's shape.
         params: the tree that `llama.param_shapes(config)` describes; packed parameters
             are returned as they are.
-        target: the processor; by default this machine's.
 
     Returns:
         A tree of `kernels` dtype[L, J, in, w], `vectors` dtype[L, size], `embedding`
@@ -63,10 +67,7 @@ def pack_params(
     """
     if is_packed(params):
         return params
-    target = target or host_target()
-    if target is None:
-        raise ValueError("there are no products for packed weights on this machine")
-    width = target.panel
+    width = _target().panel
     layers = [params[f"layer_{i}"] for i in range(config.num_layers)]
     vectors = {}
     for name, leaf in layers[0].items():
@@ -109,17 +110,8 @@ class PackedWeights:
     The rest of the step's rows are zero after a product.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: Params,
-        batch: TokenBatch,
-        target: Target | None = None,
-    ):
-        found = target or host_target()
-        if found is None:
-            raise ValueError("there are no products for packed weights on this machine")
-        self._target = found
+    def __init__(self, config: ModelConfig, params: Params, batch: TokenBatch):
+        self._target = _target()
         self._config = config
         self._params = params
         self._num_tokens = batch.attention.num_tokens

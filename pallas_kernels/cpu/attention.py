@@ -88,7 +88,7 @@ def paged_attention_cpu(
 
 
 def _name(target: Target, head_dim: int, dtype: str) -> str:
-    return f"paged_jax_attention_{target.lanes}_{head_dim}_{dtype}"
+    return f"paged_jax_attention_{target.cpu}_{target.lanes}_{head_dim}_{dtype}"
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from llvmlite import ir
 from pallas_kernels.cpu import custom_call
 from pallas_kernels.cpu.emit import (
     FLOAT,
+    I1,
     I32,
     I64,
     LINE,
@@ -132,8 +133,8 @@ def _attend(
     q, k, v, out, table, length, heads, kv_heads, block_size = function.args
     size = STORED[dtype][1]
     b = ir.IRBuilder(function.append_basic_block())
-    cttz = declare(module, "llvm.cttz.i64", I64, [I64, ir.IntType(1)])
-    shift = b.call(cttz, [block_size, ir.IntType(1)(1)])
+    cttz = declare(module, "llvm.cttz.i64", I64, [I64, I1])
+    shift = b.call(cttz, [block_size, I1(1)])  # the logarithm of a power of two
     in_block = b.sub(block_size, I64(1))
     top, total = on_stack(b, heads), on_stack(b, heads)
     group = b.udiv(heads, kv_heads)
@@ -144,16 +145,13 @@ def _attend(
     share_of_head = b.mul(ceil_div(b, lines, heads), I64(LINE))
     zeros = constant(vector, 0.0)
 
-    with b.if_then(b.icmp_signed("<=", length, I64(0)), likely=False):
-        with counted_loop(b, I64(0), heads) as head:
-            for part in range(0, head_dim, lanes):
-                _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
-        b.ret_void()
     with counted_loop(b, I64(0), heads) as head:
         put(b, top, b.mul(head, I64(8)), FLOAT(_MASKED))
         put(b, total, b.mul(head, I64(8)), FLOAT(0.0))
         for part in range(0, head_dim, lanes):
             _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
+    with b.if_then(b.icmp_signed("<=", length, I64(0)), likely=False):
+        b.ret_void()
 
     last = b.sub(length, I64(1))
     with counted_loop(b, I64(0), length, I64(lanes)) as start:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.cpu.target import Target
 
-_PAGE = 4096 // 4  # float32 numbers
-_LONGEST_SPREAD = 16384
+_MEMORY_PAGE = 4096 // 4  # in float32 numbers, like the next
+_LONGEST_KEPT_APART = 16384
 DTYPES = ("float32", "bfloat16")
 
 
@@ -47,20 +47,20 @@ def product(
         )
     _register(target)
     columns = panels * width
-    # Rows whose distance is whole pages meet in the same places of the core's cache.
-    # Where they are long, what reads them would copy them first.
-    paged = columns % _PAGE == 0 and columns <= _LONGEST_SPREAD
-    apart = columns + width if paged else columns
+    # Rows whose distance is whole memory pages meet in the same places of the core's
+    # cache: a panel more keeps them apart. Longer rows would be copied by their reader.
+    meet = columns % _MEMORY_PAGE == 0 and columns <= _LONGEST_KEPT_APART
+    distance = columns + width if meet else columns
     call = jax.ffi.ffi_call(
         _name(target, str(weights.dtype)),
-        jax.ShapeDtypeStruct((x.shape[0], apart), jnp.float32),
+        jax.ShapeDtypeStruct((x.shape[0], distance), jnp.float32),
     )
     result = call(x.astype(jnp.float32), weights, jnp.int32(layer), jnp.int32(rows))
     return result[:, :columns]
 
 
 def _name(target: Target, dtype: str) -> str:
-    return f"paged_jax_product_{target.lanes}_{dtype}"
+    return f"paged_jax_product_{target.cpu}_{target.lanes}_{dtype}"
 
 
 @functools.cache
