@@ -110,7 +110,7 @@ def test_a_shared_prefix_changes_nothing(name, size):
     computed = engine.log[:, Field.TOKENS].sum()
     again = engine.log[:, Field.RECOMPUTED].sum()
     if engine.config.prefix_caching:
-        assert computed < own + again
+        assert computed <= own + again  # a whole static batch may find nothing more
     else:
         assert computed == own + again
     engine.release_prefix(prefix)
