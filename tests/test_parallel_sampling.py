@@ -59,7 +59,7 @@ ENGINES = {
     "block size 256": dict(block_size=256, num_blocks=9, attention_backend="reference"),
     "block size 4, prefix cache": dict(num_blocks=28, prefix_caching=True),
     "block size 2, prefix cache, static": dict(
-        block_size=2, num_blocks=50, prefix_caching=True, batching="static"
+        block_size=2, num_blocks=51, prefix_caching=True, batching="static"
     ),
     "block size 4, nothing shared": dict(num_blocks=20, sharing=False),
     "pow2": dict(num_blocks=40, memory="pow2"),
