@@ -28,7 +28,13 @@ from experiments.models import load_model
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
-from experiments.token_check import Difference, Tokens, find_differences, with_gap
+from experiments.token_check import (
+    Difference,
+    Draw,
+    Tokens,
+    find_differences,
+    with_gap,
+)
 from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
@@ -220,12 +226,7 @@ class Experiment:
 
     def _finish(self, folder: ResultsFolder) -> None:
         rows = [folder.rows[cell.key] for cell in self.cells]
-        tokens = {
-            row["key"]: {
-                o["digest"]: o["token_ids"] for o in folder.outputs(row["key"])
-            }
-            for row in rows
-        }
+        tokens = {row["key"]: _tokens(folder.outputs(row["key"])) for row in rows}
         differences = self._with_gaps(find_differences(tokens), tokens)
         config = self._command.config
         claims = check_claims(self._claims, rows, differences, self._swept)
@@ -265,10 +266,14 @@ class Experiment:
             cell, request = cells[difference.reference], difference.request
             model = self._model(cell)
             workload = self._workload(cell, model)
-            prompt = next(r.tokens for r in workload.requests if r.digest == request)
+            digest, _, number = request.partition("/")
+            asked = next(r for r in workload.requests if r.digest == digest)
+            prompt, draw = asked.tokens, None
+            if asked.temperature:
+                draw = Draw(asked.seed, int(number or 0), asked.temperature)
             generated = tokens[difference.reference][request]
             length = cell.engine.max_model_len
-            done.append(with_gap(difference, model, prompt, generated, length))
+            done.append(with_gap(difference, model, prompt, generated, length, draw))
         return [*done, *differences[_MOST_GAPS:]]
 
 
@@ -298,6 +303,19 @@ def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
             "workload.rate is 0, and no offline cells of max + static and paged + "
             "continuous run before to derive it from; set --config.workload.rate"
         )
+    return found
+
+
+def _tokens(outputs: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
+    """Returns the tokens of each sequence; those after a request's first are numbered.
+
+    Sequence i of a request is the same for any number of them.
+    """
+    found = {}
+    for output in outputs:
+        found[output["digest"]] = output["token_ids"]
+        for number, ids in enumerate(output.get("further", ()), 1):
+            found[f"{output['digest']}/{number}"] = ids
     return found
 
 
