@@ -24,8 +24,9 @@ def get_config(preset: str = "quick"):
     config.engine.max_requests = 240
     config.workload.lengths = "alpaca"
     config.workload.length_scale = 1.0
-    config.workload.num_requests = {"quick": 32, "full": 200}[preset]
+    config.workload.num_requests = {"quick": 28, "full": 200}[preset]
     config.workload.chat = False
+    config.workload.prompt_lengths = "cut"
     config.workload.temperature = 1.0
     config.cells = (
         {"workload.n": 1, "engine.sharing": True},

@@ -94,7 +94,6 @@ def cell_details(run: Run) -> dict[str, Any]:
         + int(log[:, Field.RECOMPUTED].sum())
         - int(log[:, Field.TOKENS].sum()),
         "recomputed_tokens": int(log[:, Field.RECOMPUTED].sum()),
-        "block_saving_while_waiting": block_saving(log[waits]) if waits.any() else None,
         "copied_blocks": int(log[:, Field.COPIED_BLOCKS].sum()),
         "peak_running": int(running.max(initial=0)),
         "running_while_waiting": _mean(running[waits]) if waits.any() else None,

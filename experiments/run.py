@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import figures, report, tables
+from experiments import figures, report, sharing_figures, tables
 from experiments.claims import check_claims
 from experiments.command_line import (
     Command,
@@ -238,7 +238,8 @@ class Experiment:
             "claims": claims,
         }
         folder.write_summary(summary)
-        drawn = figures.draw_all(rows, folder.log, self._swept)
+        drawn = sharing_figures.draw(self._claims, rows)
+        drawn |= figures.draw_all(rows, folder.log, self._swept)
         for name, (_, png) in drawn.items():
             folder.write_figure(name, png)
         description = first_line(self._command.config_path)
@@ -248,6 +249,7 @@ class Experiment:
 
         console = self._console
         console.print(tables.headline_table(rows))
+        console.print(tables.traffic_table(rows))
         gains = tables.gains_table(rows, self._swept)
         if gains is not None:
             console.print(gains)

@@ -8,7 +8,7 @@ from experiments.lengths import datasets
 WORKLOADS = ("offline", "poisson", "system_prompt", "one_shot", "few_shot")
 # Those whose prompts all start with the same text.
 WITH_PREFIX = ("system_prompt", "one_shot", "few_shot")
-PROMPT_LENGTHS = ("drawn", "as_is")
+PROMPT_LENGTHS = ("drawn", "cut", "as_is")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,8 @@ class WorkloadSettings:
       lengths: whose length quantiles: sharegpt or alpaca.
       length_scale: lengths are divided by this.
       prompt_lengths: `drawn`: the text nearest to the input length that was drawn;
-        `as_is`: the prompts of the file in turn, whatever their length.
+        `cut`: a text at least as long, its end cut off at that length; `as_is`: the
+        prompts of the file in turn, whatever their length.
       chat: whether prompts are put into the model's chat template, if it has one.
       n: sequences of each request.
       temperature: of the sampling; 0 is greedy.

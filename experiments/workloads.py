@@ -165,7 +165,8 @@ def build_workload(
             [prompts[i] for i in chosen], [sizes[i] for i in chosen], max_model_len
         )
     else:
-        chosen = choose_texts(texts_rng, np.array(sizes), lengths[:, 0])
+        exact = settings.prompt_lengths == "cut"
+        chosen = choose_texts(texts_rng, np.array(sizes), lengths[:, 0], exact)
 
     arrivals = np.zeros(count)
     if settings.name == "poisson":
@@ -177,6 +178,8 @@ def build_workload(
     for number, index in enumerate(chosen[:served]):
         prompt, output_len = prompts[index], int(lengths[number, 1])
         tokens = render(prompt.text)
+        if settings.prompt_lengths == "cut":
+            tokens = tokens[: lengths[number, 0]]
         room = max_model_len - output_len
         if len(tokens) > room:
             # The text gives way first, down to half of its most; then the output.
@@ -273,7 +276,10 @@ def scale_text(text: str, scale: float, tokenizer: Tokenizer) -> str:
 
 
 def choose_texts(
-    rng: np.random.Generator, sizes: np.ndarray, wanted: np.ndarray
+    rng: np.random.Generator,
+    sizes: np.ndarray,
+    wanted: np.ndarray,
+    no_shorter: bool = False,
 ) -> list[int]:
     """Chooses a text for each request: the nearest in length, or one nearly as near.
 
@@ -281,6 +287,7 @@ def choose_texts(
       rng: decides among texts that are near enough.
       sizes: i64[M], tokens of the texts.
       wanted: i64[N], lengths that were drawn.
+      no_shorter: whether texts shorter than that are left out, where any is as long.
 
     Returns:
       N indices of texts.
@@ -288,6 +295,8 @@ def choose_texts(
     chosen = []
     for length in wanted.tolist():
         distance = np.abs(sizes - length)
+        if no_shorter and (sizes >= length).any():
+            distance = np.where(sizes < length, np.iinfo(np.int64).max // 2, distance)
         slack = max(_NEAR_TOKENS, int(_NEAR_SHARE * length))
         near = np.flatnonzero(distance <= distance.min() + slack)
         chosen.append(int(rng.choice(near)))
