@@ -84,7 +84,7 @@ def preempt(
             state.pool, state.sequences, chunk, config.block_size, config.sharing
         )
         wanted = jnp.sum(growing | copying, dtype=jnp.int32)
-        if config.groups:
+        if config.forks:
             wanted += blocks_to_fork(config, state, chunk)
         return Preemption(chunk, growing, copying, wanted, count, recomputed)
 
@@ -101,7 +101,7 @@ def preempt(
         shared = held_tokens(config, state.sequences, state.requests, slot)
         if config.groups:
             rows = rows_of_group(state, row)
-            lost = _distinct_tokens(state, rows)
+            lost = _distinct_tokens(config, state, rows)
             leader = state.requests.group[slot]
             chunk = jnp.where(rows, 0, so_far.chunk)
             state = _evict_all(config, manager, state, rows)
@@ -151,12 +151,16 @@ def _evict_all(
     )[0]
 
 
-def _distinct_tokens(state: SchedulerState, rows: jax.Array) -> jax.Array:
+def _distinct_tokens(
+    config: StepConfig, state: SchedulerState, rows: jax.Array
+) -> jax.Array:
     """Returns the tokens that the rows of a group have in the cache, i32[].
 
-    The prompt, which one of them will compute for all, counts once.
+    The prompt counts once if one of them will compute it for all.
     """
     sequences, requests = state.sequences, state.requests
     length = jnp.where(rows, sequences.length, 0)
+    if not config.forks:
+        return jnp.sum(length, dtype=jnp.int32)
     in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
     return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

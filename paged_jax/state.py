@@ -26,6 +26,7 @@ class SchedulerState:
       static_batching: bool[]. Whether a batch runs until its longest member ends.
       log: f32[G, F]. One row of `step_log.Field` for each step since the host looked.
       log_count: i32[]. Rows written.
+      beams: the beam searches (`BeamState`); () if there are never any.
     """
 
     pool: Any
@@ -36,6 +37,7 @@ class SchedulerState:
     static_batching: jax.Array
     log: jax.Array
     log_count: jax.Array
+    beams: Any = ()
 
 
 @jax.tree_util.register_dataclass
