@@ -108,11 +108,11 @@ def move_blocks(
     source: jax.Array,
     target: jax.Array,
     count: jax.Array,
-) -> KVCache:
+) -> tuple[KVCache, KVCache]:
     """Copies whole blocks of one cache to another, in every layer: a swap.
 
     Args:
-      origin: the cache to copy from.
+      origin: the cache to copy from; donate it, so that it can be changed later on.
       goal: the cache to copy to, with blocks of the same shape; donate it.
       source: i32[C], blocks of `origin`.
       target: i32[C], blocks of `goal` to copy them to.
@@ -120,7 +120,8 @@ def move_blocks(
         follows it, and is none when it is 0.
 
     Returns:
-      `goal` with the first `count` target blocks equal to their source blocks.
+      `origin` as it was, and `goal` with the first `count` target blocks equal to their
+      source blocks.
     """
 
     def move(i: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
@@ -128,7 +129,11 @@ def move_blocks(
         block = to_memory_of(new, block)
         return jax.lax.dynamic_update_index_in_dim(new, block, target[i], axis=1)
 
-    def body(i: jax.Array, goal: KVCache) -> KVCache:
-        return KVCache(k=move(i, origin.k, goal.k), v=move(i, origin.v, goal.v))
+    def body(i: jax.Array, carry: tuple[KVCache, KVCache]) -> tuple[KVCache, KVCache]:
+        origin, goal = carry
+        return origin, KVCache(move(i, origin.k, goal.k), move(i, origin.v, goal.v))
 
-    return jax.lax.fori_loop(0, count, body, goal)
+    # All is read before `origin` changes: XLA would else keep a copy of it.
+    return jax.lax.optimization_barrier(
+        jax.lax.fori_loop(0, count, body, (origin, goal))
+    )

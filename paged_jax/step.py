@@ -187,8 +187,10 @@ def _move(state: EngineState) -> EngineState:
     if not (isinstance(space, SwapSpace) and isinstance(state.host, KVCache)):
         return state
     ins, outs = space.ins, space.outs
-    cache = move_blocks(state.host, state.cache, ins.source, ins.target, ins.count)
-    host = move_blocks(cache, state.host, outs.source, outs.target, outs.count)
+    host, cache = move_blocks(
+        state.host, state.cache, ins.source, ins.target, ins.count
+    )
+    cache, host = move_blocks(cache, host, outs.source, outs.target, outs.count)
     return dataclasses.replace(state, cache=cache, host=host)
 
 
