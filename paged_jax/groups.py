@@ -190,3 +190,18 @@ def rows_of_group(state: SchedulerState, row: jax.Array) -> jax.Array:
         sequences.status == SequenceStatus.UNFORKED
     )
     return going & (group == group[row])
+
+
+def distinct_tokens(
+    config: StepConfig, state: SchedulerState, rows: jax.Array
+) -> jax.Array:
+    """Returns the tokens that rows bool[S] of a group have in the cache, i32[].
+
+    The prompt counts once if one of them will compute it for all.
+    """
+    sequences, requests = state.sequences, state.requests
+    length = jnp.where(rows, sequences.length, 0)
+    if not config.forks:
+        return jnp.sum(length, dtype=jnp.int32)
+    in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
+    return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from paged_jax.beams import BeamState, NewBeams, init_beams, submit_beams
 from paged_jax.config import StepConfig
-from paged_jax.kv_cache import KVCache
+from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import (
     RequestStatus,
@@ -22,6 +22,7 @@ from paged_jax.requests import (
 from paged_jax.sequences import init_sequences
 from paged_jax.state import EngineState, SchedulerState
 from paged_jax.step_log import Field
+from paged_jax.swap import init_swap_space
 
 
 class NewRequest(NamedTuple):
@@ -165,6 +166,7 @@ def init_scheduler(
         beams=init_beams(config.num_requests, config.max_model_len)
         if config.beams
         else (),
+        swap=init_swap_space(config.host_blocks) if config.host_blocks else (),
     )
 
 
@@ -178,7 +180,11 @@ def init_state(
 
     Every leaf is a buffer of its own, so that all of them can be donated.
     """
-    state = EngineState(init_scheduler(config, manager, static_batching), cache)
+    host = ()
+    if config.host_blocks:
+        layers, _, *block = cache.k.shape
+        host = init_kv_cache(layers, config.host_blocks, *block, cache.k.dtype)
+    state = EngineState(init_scheduler(config, manager, static_batching), cache, host)
     return jax.tree.map(lambda x: x.copy(), state)
 
 
