@@ -35,10 +35,13 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.max_model_len = scaled["max_model_len"]
     config.engine.max_seqs = 64
     config.engine.max_requests = 128
+    config.engine.max_n = 1
     config.engine.token_budget = 128
     config.engine.chunked_prefill = True
     # The paper's 1% is 10 of its 983 blocks; 10 of the 128 here are 8%.
     config.engine.watermark = 0.08
+    config.engine.sharing = True
+    config.engine.prefix_caching = False
     config.engine.attention_backend = "auto"
     config.engine.products = "auto"
     config.engine.dtype = "float32"
@@ -53,6 +56,9 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.workload.lengths = "sharegpt"
     config.workload.length_scale = float(scaled["length_scale"])
     config.workload.prompt_lengths = "drawn"
+    config.workload.chat = True
+    config.workload.n = 1
+    config.workload.temperature = 0.0
     config.workload.sharing = False
     config.workload.rate = 0.0
     config.workload.arrival_steps = 4
@@ -60,5 +66,5 @@ def base_config(preset: str = "quick") -> ConfigDict:
     # What distinguishes the cells: dicts of dotted keys and values.
     config.cells = ({},)
     config.sweep = ("",)  # as --sweep, which replaces the values of a key
-    config.claims = ""  # which claims are checked: headline, block_size or budget
+    config.claims = ""  # which claims are checked, by the experiment's name
     return config

@@ -1,16 +1,14 @@
-"""Claims: what should come out, what did, and whether it holds."""
+"""The claims of each experiment."""
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from experiments import sharing_claims
 from experiments.attribution import Row, find, gains, groups, ratio
+from experiments.claim import PAPER, Claim, claim, tokens_equal
 from experiments.errors import UserError
-from experiments.token_check import TIE, Difference
+from experiments.token_check import Difference
 
-Claim = dict[str, Any]
-
-_PAPER = "SOSP'23"
 _UTILIZATION_GOAL = 90.0
 _SPEEDUP_GOAL = 2.0
 _OVER_CAPACITY_GOAL = 3.0
@@ -28,7 +26,7 @@ def check_claims(
     """Returns the claims of an experiment.
 
     Args:
-      name: which ones: `headline`, `block_size`, `budget`, or empty for none.
+      name: which ones, a key of the table below; empty for none.
       rows: as in `summary.json`, each with its `key`.
       differences: requests whose tokens differ between cells.
       swept: keys of the sweep. Claims are made for each combination of the values of
@@ -55,87 +53,6 @@ def check_claims(
     return claims
 
 
-def claim(
-    id: str,
-    measured: float | None,
-    *,
-    source: str,
-    unit: str,
-    kind: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    near: float | None = None,
-    tolerance: float = 0.0,
-    note: str = "",
-) -> Claim:
-    """Returns a claim; it holds if `measured` is on the right side of what is expected.
-
-    Args:
-      id: `experiment.quantity.system[.parameter]`.
-      measured: what came out; None if a cell is missing, and then it does not hold.
-      source: where the expectation comes from.
-      unit: of both numbers.
-      kind: `memory`, `speed` or `exact`: what kind of quantity it is.
-      at_least: expected to be this or more.
-      at_most: expected to be this or less.
-      near: expected to be this.
-      tolerance: how far off still holds, in the same unit.
-      note: what a reader should know.
-    """
-    (relation, expected), *more = [
-        (name, value)
-        for name, value in ((">=", at_least), ("<=", at_most), ("=", near))
-        if value is not None
-    ]
-    assert not more, "a claim has one expectation"
-    holds = measured is not None and {
-        ">=": lambda m: m >= expected - tolerance,
-        "<=": lambda m: m <= expected + tolerance,
-        "=": lambda m: abs(m - expected) <= tolerance,
-    }[relation](measured)
-    return {
-        "id": id,
-        "source": source,
-        "unit": unit,
-        "paper": expected,
-        "relation": relation,
-        "measured": measured,
-        "tolerance": tolerance,
-        "kind": kind,
-        "holds": bool(holds),
-        "note": note,
-    }
-
-
-def tokens_equal(
-    experiment: str, rows: list[Row], differences: list[Difference]
-) -> Claim:
-    """Returns the claim that greedy tokens do not depend on the cell.
-
-    Where two logits tie, either token is right: such a request is named, not counted.
-    """
-    served = sum(row["details"]["workload"]["requests"] for row in rows)
-    note = f"of {served} requests in {len(rows)} cells"
-    if differences:
-        gaps = [d.gap for d in differences if d.gap is not None]
-        ties = sum(d.is_tie for d in differences)
-        largest = f", largest gap {max(gaps):.1e}" if gaps else ""
-        note += (
-            f", {len(differences)} have other tokens than in the first cell that "
-            f"served the same; {ties} of them part at a tie of two logits (gap at most "
-            f"{TIE:.0e}{largest})"
-        )
-    return claim(
-        f"{experiment}.tokens_equal",
-        float(sum(not d.is_tie for d in differences)),
-        source="memory and batching only move tokens about",
-        unit="requests with other tokens, ties apart",
-        kind="exact",
-        near=0.0,
-        note=note,
-    )
-
-
 def _headline(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     def offline(memory: str, batching: str) -> Row | None:
         return find(rows, workload="offline", memory=memory, batching=batching)
@@ -145,7 +62,7 @@ def _headline(rows: list[Row], differences: list[Difference]) -> list[Claim]:
         claim(
             "headline.kv_utilization_real.paged",
             _percent(paged, "kv_utilization"),
-            source=f"the source's claim of more than 90% ({_PAPER} Fig 2: 96.3%)",
+            source=f"the source's claim of more than 90% ({PAPER} Fig 2: 96.3%)",
             unit="%",
             kind="memory",
             at_least=_UTILIZATION_GOAL,
@@ -162,7 +79,7 @@ def _headline(rows: list[Row], differences: list[Difference]) -> list[Claim]:
                 kind="memory",
                 near=60.0,
                 tolerance=10.0,
-                note=f"{_PAPER} Fig 2: {of_reserved}% of what is reserved; "
+                note=f"{PAPER} Fig 2: {of_reserved}% of what is reserved; "
                 + _fall(row),
             )
         )
@@ -242,7 +159,7 @@ def _block_size(rows: list[Row], differences: list[Difference]) -> list[Claim]:
         claim(
             "block_size.utilization_real.rises",
             float(sum(b > a + 0.01 for a, b in itertools.pairwise(used))),
-            source=f"{_PAPER} section 7.2: larger blocks waste more of the last one",
+            source=f"{PAPER} section 7.2: larger blocks waste more of the last one",
             unit="block sizes with more utilisation than the size before",
             kind="memory",
             near=0.0,
@@ -266,7 +183,7 @@ def _block_size(rows: list[Row], differences: list[Difference]) -> list[Claim]:
         claim(
             "block_size.fastest_real",
             None if best is None else float(best),
-            source=f"{_PAPER} section 7.2: 16 to 128 are best on ShareGPT",
+            source=f"{PAPER} section 7.2: 16 to 128 are best on ShareGPT",
             unit="tokens",
             kind="speed",
             near=72.0,
@@ -332,4 +249,12 @@ _CLAIMS: dict[str, tuple[_Make, tuple[str, ...]]] = {
     "headline": (_headline, _ABLATION),
     "block_size": (_block_size, ("engine.block_size",)),
     "budget": (_budget, ("engine.full_length_requests", *_ABLATION)),
+    "parallel_sampling": (
+        sharing_claims.parallel_sampling,
+        ("workload.n", "engine.sharing"),
+    ),
+    "shared_prefix": (
+        sharing_claims.shared_prefix,
+        ("workload.name", "workload.sharing", "engine.prefix_caching"),
+    ),
 }

@@ -27,7 +27,7 @@ _PARTS = (
     ("internal", "internal fragmentation", ORANGE, "xx"),
     ("external", "external fragmentation and free", "#EEEEEE", ""),
 )
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -52,7 +52,7 @@ def draw_all(
       Caption and PNG by file name.
     """
     figures: dict[str, tuple[str, bytes]] = {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         axis = next((k for k in swept if _is_numeric(rows, k)), None)
         if axis is not None:
             figures["against_" + axis.rsplit(".", 1)[-1] + ".png"] = (
@@ -91,7 +91,7 @@ def draw_all(
 
 def draw_breakdown(rows: list[Row]) -> bytes:
     """Draws the parts of the pool as stacked bars; PNG."""
-    figure, axes = _subplots(1, height=1.6 + 0.34 * len(rows))
+    figure, axes = subplots(1, height=1.6 + 0.34 * len(rows))
     left = np.zeros(len(rows))
     for name, label, color, hatch in _PARTS:
         widths = np.array([100 * r["metrics"]["kv_breakdown"][name] for r in rows])
@@ -124,13 +124,13 @@ def draw_breakdown(rows: list[Row]) -> bytes:
     axes[0].set_xlim(0, 100)
     axes[0].set_xlabel("% of all slots")
     axes[0].set_title("KV pool")
-    _legend_below(figure, axes[0], columns=2)
-    return _png(figure)
+    legend_below(figure, axes[0], columns=2)
+    return to_png(figure)
 
 
 def draw_throughput(rows: list[Row]) -> bytes:
     """Draws output tokens per second as bars, with the ratio to a baseline; PNG."""
-    figure, axes = _subplots(1, height=1.2 + 0.34 * len(rows))
+    figure, axes = subplots(1, height=1.2 + 0.34 * len(rows))
     speeds = [row["metrics"]["output_tokens_per_s"] for row in rows]
     base: dict[str, float] = {}
     bars = []
@@ -154,8 +154,8 @@ def draw_throughput(rows: list[Row]) -> bytes:
         Patch(facecolor=BLUE, label="contiguous"),
         Patch(facecolor=GREY, hatch="//", edgecolor="white", label="static batches"),
     ]
-    _legend_below(figure, axes[0], columns=3, handles=handles)
-    return _png(figure)
+    legend_below(figure, axes[0], columns=3, handles=handles)
+    return to_png(figure)
 
 
 def draw_occupancy(runs: list[tuple[str, np.ndarray, np.ndarray, int]]) -> bytes:
@@ -165,7 +165,7 @@ def draw_occupancy(runs: list[tuple[str, np.ndarray, np.ndarray, int]]) -> bytes
       runs: label, log f32[iterations, F], end of each step f64[iterations] in seconds,
         slots of the pool.
     """
-    figure, axes = _subplots(len(runs), height=0.7 + 2.2 * len(runs), share_x=True)
+    figure, axes = subplots(len(runs), height=0.7 + 2.2 * len(runs), share_x=True)
     for ax, (label, log, times, total) in zip(axes, runs):
         reserved, live = 100 * log[:, [Field.RESERVED, Field.LIVE]].T / total
         ax.fill_between(times, reserved, step="pre", color=ORANGE, label="reserved")
@@ -177,8 +177,8 @@ def draw_occupancy(runs: list[tuple[str, np.ndarray, np.ndarray, int]]) -> bytes
         ax.set_ylabel("% of all slots")
     axes[-1].set_xlim(0, max(times[-1] for _, _, times, _ in runs))
     axes[-1].set_xlabel("seconds")
-    _legend_below(figure, axes[-1], columns=3)
-    return _png(figure)
+    legend_below(figure, axes[-1], columns=3)
+    return to_png(figure)
 
 
 def draw_against(rows: list[Row], key: str) -> bytes:
@@ -223,7 +223,7 @@ def draw_against(rows: list[Row], key: str) -> bytes:
         ax.set_xlabel(key.rsplit(".", 1)[-1].replace("_", " "))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return _png(figure)
+    return to_png(figure)
 
 
 def _is_numeric(rows: list[Row], key: str) -> bool:
@@ -239,9 +239,10 @@ def _alias(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-def _subplots(
+def subplots(
     count: int, height: float, share_x: bool = False
 ) -> tuple[Figure, list[Axes]]:
+    """Returns a figure of the usual width, `height` inches high, and its panels."""
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(count, 1, sharex=share_x, squeeze=False)
     return figure, list(axes[:, 0])
@@ -259,16 +260,18 @@ def _name_bars(ax: Axes, rows: list[Row]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _legend_below(
+def legend_below(
     figure: Figure, ax: Axes, columns: int, handles: list | None = None
 ) -> None:
+    """Puts the legend of one panel, or of these handles, below the figure."""
     found, labels = ax.get_legend_handles_labels()
     if handles is not None:
         found, labels = handles, [handle.get_label() for handle in handles]
     figure.legend(found, labels, loc="outside lower center", ncols=columns)
 
 
-def _png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
+    """Returns a figure as a file's content."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()

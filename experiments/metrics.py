@@ -31,18 +31,24 @@ def cell_metrics(run: Run) -> dict[str, Any]:
     - `ttft_s`, `tpot_s`: time to the first token; time between later ones.
     - `preemptions`: in all.
     - `blocks_saved`: logical - physical blocks, mean over the iterations.
+    - `block_saving`: 1 - 1 / mean(logical / physical blocks) over the iterations that
+      hold any, the paper's measure (section 6.3).
+    - `hit_tokens`: tokens of prompts found in the prefix cache.
     - `block_table_bytes`, `schedule_us`, `compilations`, `host_syncs_per_token`,
       `peak_rss_bytes`: see `serving.Run`.
     - `cow_bytes`: copied on write, in all.
+    - `cow_bytes_per_token`, `recomputed_per_token`: copied on write, and computed again
+      after preemption, for each generated token.
     """
     log = run.log
-    tokens = sum(len(r.token_ids) for r in run.served)
+    tokens = sum(r.num_tokens for r in run.served)
     latencies = [(r.finished - r.arrival) / len(r.token_ids) for r in run.served]
     between = [
         (r.finished - r.first_token) / (len(r.token_ids) - 1)
         for r in run.served
         if len(r.token_ids) > 1
     ]
+    copied = int(log[:, Field.COPIED_BLOCKS].sum()) * run.block_bytes
     saved = log[:, Field.LOGICAL_BLOCKS] - log[:, Field.PHYSICAL_BLOCKS]
     return {
         "kv_utilization": utilization(log),
@@ -54,12 +60,16 @@ def cell_metrics(run: Run) -> dict[str, Any]:
         "tpot_s": _p50_p99(between),
         "preemptions": int(log[:, Field.PREEMPTED].sum()),
         "blocks_saved": _mean(saved),
+        "block_saving": block_saving(log),
+        "hit_tokens": int(log[:, Field.HIT_TOKENS].sum()),
         "block_table_bytes": run.block_table_bytes,
         "schedule_us": run.schedule_us,
         "compilations": run.compilations,
         "host_syncs_per_token": run.host_syncs / tokens,
         "peak_rss_bytes": run.peak_rss_bytes,
-        "cow_bytes": int(log[:, Field.COPIED_BLOCKS].sum()) * run.block_bytes,
+        "cow_bytes": copied,
+        "cow_bytes_per_token": copied / tokens,
+        "recomputed_per_token": float(log[:, Field.RECOMPUTED].sum()) / tokens,
     }
 
 
@@ -74,9 +84,15 @@ def cell_details(run: Run) -> dict[str, Any]:
         "warmup_s": run.warmup_s,
         "iterations": len(log),
         "total_slots": run.total_slots,
-        "output_tokens": sum(len(r.token_ids) for r in run.served),
+        "output_tokens": sum(r.num_tokens for r in run.served),
         "prompt_tokens": sum(len(r.prompt_ids) for r in run.served),
         "computed_tokens": int(log[:, Field.TOKENS].sum()),
+        "skipped_tokens": sum(
+            (1 + len(r.further)) * len(r.prompt_ids) + r.num_tokens - 1 - len(r.further)
+            for r in run.served
+        )
+        + int(log[:, Field.RECOMPUTED].sum())
+        - int(log[:, Field.TOKENS].sum()),
         "recomputed_tokens": int(log[:, Field.RECOMPUTED].sum()),
         "copied_blocks": int(log[:, Field.COPIED_BLOCKS].sum()),
         "peak_running": int(running.max(initial=0)),
@@ -93,6 +109,13 @@ def utilization(log: np.ndarray) -> float:
     reserved = log[:, Field.RESERVED]
     some = reserved > 0
     return _mean(log[some, Field.LIVE] / reserved[some])
+
+
+def block_saving(log: np.ndarray) -> float:
+    """Returns 1 - 1 / mean(logical / physical blocks); 0 if there never are any."""
+    logical, physical = log[:, Field.LOGICAL_BLOCKS], log[:, Field.PHYSICAL_BLOCKS]
+    some = physical > 0
+    return 1.0 - 1.0 / _mean(logical[some] / physical[some]) if some.any() else 0.0
 
 
 def breakdown(log: np.ndarray, total_slots: int) -> dict[str, float]:

@@ -40,6 +40,8 @@ def render(
         headline=tables.headline_rows(rows),
         detail_columns=tables.DETAILS,
         details=tables.detail_rows(rows),
+        traffic_columns=tables.TRAFFIC,
+        traffic=tables.traffic_rows(rows),
         gains=tables.gain_rows(rows, swept),
         claims=[
             {

@@ -233,7 +233,7 @@ def _output_line(served: Any) -> dict[str, Any]:
         "finished_s": round(served.finished, 6),
         "token_ids": list(served.token_ids),
         "text": served.text,
-    }
+    } | ({"further": [list(ids) for ids in served.further]} if served.further else {})
 
 
 def _read_cells(path: Path) -> dict[str, dict[str, Any]]:

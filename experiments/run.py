@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import figures, report, tables
+from experiments import figures, report, sharing_figures, tables
 from experiments.claims import check_claims
 from experiments.command_line import (
     Command,
@@ -28,7 +28,13 @@ from experiments.models import load_model
 from experiments.results import ResultsFolder, default_folder, newest_folder
 from experiments.serving import run_cell
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
-from experiments.token_check import Difference, Tokens, find_differences, with_gap
+from experiments.token_check import (
+    Difference,
+    Draw,
+    Tokens,
+    find_differences,
+    with_gap,
+)
 from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
@@ -220,12 +226,7 @@ class Experiment:
 
     def _finish(self, folder: ResultsFolder) -> None:
         rows = [folder.rows[cell.key] for cell in self.cells]
-        tokens = {
-            row["key"]: {
-                o["digest"]: o["token_ids"] for o in folder.outputs(row["key"])
-            }
-            for row in rows
-        }
+        tokens = {row["key"]: _tokens(folder.outputs(row["key"])) for row in rows}
         differences = self._with_gaps(find_differences(tokens), tokens)
         config = self._command.config
         claims = check_claims(self._claims, rows, differences, self._swept)
@@ -237,7 +238,8 @@ class Experiment:
             "claims": claims,
         }
         folder.write_summary(summary)
-        drawn = figures.draw_all(rows, folder.log, self._swept)
+        drawn = sharing_figures.draw(self._claims, rows)
+        drawn |= figures.draw_all(rows, folder.log, self._swept)
         for name, (_, png) in drawn.items():
             folder.write_figure(name, png)
         description = first_line(self._command.config_path)
@@ -247,6 +249,7 @@ class Experiment:
 
         console = self._console
         console.print(tables.headline_table(rows))
+        console.print(tables.traffic_table(rows))
         gains = tables.gains_table(rows, self._swept)
         if gains is not None:
             console.print(gains)
@@ -265,10 +268,14 @@ class Experiment:
             cell, request = cells[difference.reference], difference.request
             model = self._model(cell)
             workload = self._workload(cell, model)
-            prompt = next(r.tokens for r in workload.requests if r.digest == request)
+            digest, _, number = request.partition("/")
+            asked = next(r for r in workload.requests if r.digest == digest)
+            prompt, draw = asked.tokens, None
+            if asked.temperature:
+                draw = Draw(asked.seed, int(number or 0), asked.temperature)
             generated = tokens[difference.reference][request]
             length = cell.engine.max_model_len
-            done.append(with_gap(difference, model, prompt, generated, length))
+            done.append(with_gap(difference, model, prompt, generated, length, draw))
         return [*done, *differences[_MOST_GAPS:]]
 
 
@@ -298,6 +305,19 @@ def rate_references(cells: list[Cell], cell: Cell) -> list[Cell]:
             "workload.rate is 0, and no offline cells of max + static and paged + "
             "continuous run before to derive it from; set --config.workload.rate"
         )
+    return found
+
+
+def _tokens(outputs: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
+    """Returns the tokens of each sequence; those after a request's first are numbered.
+
+    Sequence i of a request is the same for any number of them.
+    """
+    found = {}
+    for output in outputs:
+        found[output["digest"]] = output["token_ids"]
+        for number, ids in enumerate(output.get("further", ()), 1):
+            found[f"{output['digest']}/{number}"] = ids
     return found
 
 

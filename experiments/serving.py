@@ -34,6 +34,7 @@ class Served:
       arrival: when it arrived, by the workload.
       first_token: when its first token was there.
       finished: when its last token was there.
+      further: generated tokens of its sequences after the first.
     """
 
     id: str
@@ -45,6 +46,12 @@ class Served:
     arrival: float
     first_token: float
     finished: float
+    further: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of all its sequences."""
+        return len(self.token_ids) + sum(map(len, self.further))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +220,11 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
             engine.submit(
                 list(request.tokens),
                 SamplingParams(
-                    temperature=0.0, max_tokens=request.output_len, ignore_eos=True
+                    n=request.n,
+                    temperature=request.temperature,
+                    seed=request.seed,
+                    max_tokens=request.output_len,
+                    ignore_eos=True,
                 ),
                 request_id=request.id,
             )
@@ -234,26 +245,29 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
 
 def _served(request, outputs, rate, clock) -> Served:
     output = outputs[request.id]
-    completion, metrics = output.outputs[0], output.metrics
-    if completion.finish_reason != "length" or (
-        len(completion.token_ids) != request.output_len
-    ):
-        raise UserError(
-            f"request {request.id} of {len(request.tokens)} + {request.output_len} "
-            f"tokens ended with {completion.finish_reason!r} after "
-            f"{len(completion.token_ids)}; raise engine.full_length_requests"
-        )
+    metrics = output.metrics
+    for completion in output.outputs:
+        if completion.finish_reason != "length" or (
+            len(completion.token_ids) != request.output_len
+        ):
+            raise UserError(
+                f"request {request.id} of {len(request.tokens)} + {request.output_len} "
+                f"tokens ended with {completion.finish_reason!r} after "
+                f"{len(completion.token_ids)}; raise engine.full_length_requests"
+            )
+    sequences = [tuple(map(int, one.token_ids)) for one in output.outputs]
     arrival = request.arrival / rate if rate else 0.0
     return Served(
         id=request.id,
         digest=request.digest,
         prompt_id=request.prompt_id,
         prompt_ids=tuple(request.tokens),
-        token_ids=tuple(int(t) for t in completion.token_ids),
-        text=completion.text,
+        token_ids=sequences[0],
+        text=output.outputs[0].text,
         arrival=arrival,
         first_token=_finite(metrics.first_token_time) - clock.start,
         finished=_finite(metrics.finished_time) - clock.start,
+        further=tuple(sequences[1:]),
     )
 
 

@@ -5,8 +5,10 @@ import dataclasses
 from experiments.errors import UserError
 from experiments.lengths import datasets
 
-WORKLOADS = ("offline", "poisson", "system_prompt")
-PROMPT_LENGTHS = ("drawn", "as_is")
+WORKLOADS = ("offline", "poisson", "system_prompt", "one_shot", "few_shot")
+# Those whose prompts all start with the same text.
+WITH_PREFIX = ("system_prompt", "one_shot", "few_shot")
+PROMPT_LENGTHS = ("drawn", "cut", "as_is")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,16 +16,21 @@ class WorkloadSettings:
     """Which requests arrive, and when; the keys of `config.workload`.
 
     Attributes:
-      name: `offline` (all known at time 0), `poisson` (they arrive over time) or
-        `system_prompt` (offline, all behind one system prompt).
+      name: `offline` (all known at time 0), `poisson` (they arrive over time),
+        `system_prompt` (offline, all behind one system prompt), or `one_shot` and
+        `few_shot` (offline, sentences to translate behind one example, or five).
       num_requests: how many.
       part: the share of them that is served, the first ones.
       prompts: a prompts file; empty for those that ship with the project.
       lengths: whose length quantiles: sharegpt or alpaca.
       length_scale: lengths are divided by this.
       prompt_lengths: `drawn`: the text nearest to the input length that was drawn;
-        `as_is`: the prompts of the file in turn, whatever their length.
-      sharing: whether the system prompt's blocks are shared.
+        `cut`: a text at least as long, its end cut off at that length; `as_is`: the
+        prompts of the file in turn, whatever their length.
+      chat: whether prompts are put into the model's chat template, if it has one.
+      n: sequences of each request.
+      temperature: of the sampling; 0 is greedy.
+      sharing: whether what all prompts start with is registered as a prefix.
       rate: Poisson arrivals, requests a second. 0: the geometric mean of what max +
         static and paged + continuous served a second offline, in the same run.
       arrival_steps: steps between two looks at the clock while requests still arrive.
@@ -36,6 +43,9 @@ class WorkloadSettings:
     lengths: str = "sharegpt"
     length_scale: float = 1.0
     prompt_lengths: str = "drawn"
+    chat: bool = True
+    n: int = 1
+    temperature: float = 0.0
     sharing: bool = False
     rate: float = 0.0
     arrival_steps: int = 4
@@ -49,14 +59,22 @@ class WorkloadSettings:
         _check(
             self.arrival_steps >= 1, "arrival_steps", self.arrival_steps, "1 or more"
         )
+        _check(self.n >= 1, "n", self.n, "1 or more")
         _check(0 < self.part <= 1, "part", self.part, "above 0 and at most 1")
         scale, rate = self.length_scale, self.rate
         _check(0 < scale < float("inf"), "length_scale", scale, "above 0")
         _check(0 <= rate < float("inf"), "rate", rate, "0 or more")
-        if self.sharing and self.name != "system_prompt":
+        heat = self.temperature
+        _check(0 <= heat < float("inf"), "temperature", heat, "0 or more")
+        if self.sharing and self.name not in WITH_PREFIX:
             raise UserError(
-                f"workload.sharing is on and workload.name {self.name!r}; only the "
-                "system_prompt workload has something to share"
+                f"workload.sharing is on and workload.name {self.name!r}; only "
+                f"{', '.join(WITH_PREFIX)} have a prefix to share"
+            )
+        if self.n > 1 and heat == 0:
+            raise UserError(
+                f"workload.n is {self.n} and workload.temperature 0; greedy sequences "
+                "are all the same: raise the temperature"
             )
 
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from experiments.command_line import check_key, flat
 from experiments.errors import UserError
-from experiments.settings import WorkloadSettings
+from experiments.settings import WITH_PREFIX, WorkloadSettings
 from paged_jax import EngineConfig
 
 # What names a cell, in this order; other settings that differ are added to the name.
@@ -30,6 +30,8 @@ class Cell:
       engine: the engine's settings.
       workload: the workload's.
       swept: values of the keys of the sweep, empty without one.
+      varied: those of the other keys that the experiment sets cell by cell, but for
+        what `identity` has anyway.
     """
 
     key: str
@@ -38,31 +40,51 @@ class Cell:
     engine: EngineConfig
     workload: WorkloadSettings
     swept: dict[str, Any]
+    varied: dict[str, Any]
 
     @property
     def identity(self) -> dict[str, Any]:
         """What `summary.json` calls the cell."""
         engine, workload = self.engine, self.workload
-        return {
-            "memory": engine.memory,
-            "batching": engine.batching,
-            "sharing": workload.sharing,
-            "block_size": engine.block_size,
-            "workload": workload.name,
-        } | self.swept
+        return (
+            {
+                "memory": engine.memory,
+                "batching": engine.batching,
+                "sharing": workload.sharing,
+                "block_size": engine.block_size,
+                "workload": workload.name,
+            }
+            | self.varied
+            | self.swept
+        )
 
     @property
     def label(self) -> str:
         """Short name, beside that of the workload."""
         words = [f"{self.engine.memory} + {self.engine.batching}"]
-        if self.workload.name == "system_prompt":
-            words.append("shared" if self.workload.sharing else "not shared")
+        named = set(NAMING) | {"workload.sharing"}
+        if self.workload.name in WITH_PREFIX:
+            words.append(self._sharing)
+            named.add("engine.prefix_caching")
         words += [
-            f"{key.rsplit('.', 1)[-1]} {value}"
-            for key, value in self.swept.items()
-            if key not in (*NAMING, "workload.sharing")
+            _in_words(key, value)
+            for key, value in (self.varied | self.swept).items()
+            if key not in named
         ]
         return ", ".join(words)
+
+    @property
+    def _sharing(self) -> str:
+        if self.workload.sharing:
+            return "shared"
+        return "found" if self.engine.prefix_caching else "not shared"
+
+
+def _in_words(key: str, value: Any) -> str:
+    name = key.rsplit(".", 1)[-1]
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
 
 
 def parse_sweeps(config: ConfigDict, lines: Iterable[str]) -> dict[str, tuple]:
@@ -150,9 +172,10 @@ def _make_cell(config: ConfigDict, spec: dict[str, Any], swept: dict) -> Cell:
         if not isinstance(value, (float, int) if kind is float else kind):
             raise UserError(f"cells: {key}={value!r} is not of type {kind.__name__}")
     parts = [str(values[key]) for key in NAMING]
-    if values["workload.name"] == "system_prompt":
+    if values["workload.name"] in WITH_PREFIX:
         parts.append("shared" if values["workload.sharing"] else "unshared")
     named = (*NAMING, "workload.sharing")
+    constant = (*named, "workload.part", *swept)
     parts += [
         f"{key.rsplit('.', 1)[-1]}={value}"
         for key, value in spec.items()
@@ -165,7 +188,13 @@ def _make_cell(config: ConfigDict, spec: dict[str, Any], swept: dict) -> Cell:
         engine=EngineConfig(**_group(values, "engine.")),
         workload=WorkloadSettings(**_group(values, "workload.")),
         swept=swept,
+        varied={key: value for key, value in spec.items() if key not in constant},
     )
+    if cell.workload.n > cell.engine.max_n:
+        raise UserError(
+            f"workload.n is {cell.workload.n} and engine.max_n {cell.engine.max_n}; "
+            "set --config.engine.max_n to the largest n"
+        )
     if cell.workload.sharing and cell.engine.memory != "paged":
         raise UserError(
             f"workload.sharing is on and engine.memory is {cell.engine.memory}; only "

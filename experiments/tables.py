@@ -110,6 +110,50 @@ def detail_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
     return found
 
 
+TRAFFIC = (
+    "saving",
+    "skipped",
+    "hits",
+    "copied, B",
+    "recomputed",
+    "syncs",
+)
+
+
+def traffic_table(rows: list[Row]) -> Table:
+    """Returns what sharing saves, and what it and preemption cost."""
+    title = "Sharing and preemption (the last three for each generated token)"
+    table = Table(title=title, title_justify="left", padding=(0, 0))
+    table.add_column("cell")
+    for name in TRAFFIC:
+        table.add_column(name, justify="right", no_wrap=True)
+    for workload, lines in traffic_rows(rows).items():
+        table.add_section()
+        table.add_row(f"[bold]{workload}[/bold]")
+        for label, *numbers in lines:
+            table.add_row(label.replace("_", " "), *numbers)
+    return table
+
+
+def traffic_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
+    """Returns the cells of `traffic_table` as text, by workload."""
+    found: dict[str, list[list[str]]] = {}
+    for row in rows:
+        metrics = row["metrics"]
+        found.setdefault(row["cell"]["workload"].replace("_", " "), []).append(
+            [
+                row["label"],
+                f"{100 * metrics['block_saving']:.1f}%",
+                f"{row['details']['skipped_tokens']}",
+                f"{metrics['hit_tokens']}",
+                f"{metrics['cow_bytes_per_token']:.0f}",
+                f"{metrics['recomputed_per_token']:.3f}",
+                f"{metrics['host_syncs_per_token']:.4f}",
+            ]
+        )
+    return found
+
+
 def gains_table(rows: list[Row], swept: Iterable[str] = ()) -> Table | None:
     """Returns the marginal gains, or None if the cells allow none."""
     lines = gain_rows(rows, swept)

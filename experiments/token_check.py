@@ -1,8 +1,9 @@
-"""Whether cells generate the same tokens, and if not, whether two logits were level."""
+"""Whether cells generate the same tokens, and if not, whether it was a near-tie."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ from pallas_kernels.metadata import AttentionMetadata
 # Token ids of each request, by cell and by the request's digest.
 Tokens = dict[str, dict[str, list[int]]]
 
-# Two logits this close are a tie: which is larger is a matter of rounding.
+# Two logits this close are a tie: which is larger is a matter of rounding. So is, to
+# which token a random number belongs that lies this close to their border.
 TIE = 1e-4
 _BLOCK_SIZE = 16
 
@@ -34,7 +36,9 @@ class Difference:
       found: the cell's next token.
       expected: the reference's.
       gap: how far the lower of the two logits is below the largest of all, computed
-        over the whole sequence at once; None if it was not.
+        over the whole sequence at once; of tokens that were drawn, how far the random
+        number is from the farther one's part of the cumulative distribution. None if
+        it was not computed.
     """
 
     key: str
@@ -49,6 +53,20 @@ class Difference:
     def is_tie(self) -> bool:
         """Whether rounding alone decided between the two tokens."""
         return self.gap is not None and self.gap <= TIE
+
+
+class Draw(NamedTuple):
+    """How a sequence's tokens are drawn.
+
+    Attributes:
+      seed: of the request.
+      number: which of its sequences.
+      temperature: above 0; the whole distribution is drawn from.
+    """
+
+    seed: int
+    number: int
+    temperature: float
 
 
 def find_differences(tokens: Tokens) -> list[Difference]:
@@ -76,6 +94,7 @@ def with_gap(
     prompt: Sequence[int],
     generated: Sequence[int],
     max_model_len: int,
+    draw: Draw | None = None,
 ) -> Difference:
     """Returns the difference with its gap, from one pass over the whole sequence.
 
@@ -85,11 +104,40 @@ def with_gap(
       prompt: the request's.
       generated: its tokens in either cell.
       max_model_len: longest sequence; all are padded to this, and share one program.
+      draw: how the tokens were drawn; None if they are the likeliest.
     """
     known = [*prompt, *generated[: difference.position]]
     logits = next_logits(model, known, max_model_len)
-    lower = min(logits[difference.found], logits[difference.expected])
-    return dataclasses.replace(difference, gap=float(logits.max() - lower))
+    tokens = difference.found, difference.expected
+    if draw is not None:
+        gap = max(draw_gap(logits, draw, len(known), token) for token in tokens)
+    else:
+        gap = float(logits.max() - min(logits[token] for token in tokens))
+    return dataclasses.replace(difference, gap=gap)
+
+
+def draw_gap(logits: np.ndarray, draw: Draw, position: int, token: int) -> float:
+    """Returns how far a random number is from a token's part of the distribution.
+
+    Args:
+      logits: f32[V].
+      draw: how the token was drawn.
+      position: the token's, in its sequence.
+      token: which.
+
+    Returns:
+      0 if the number belongs to the token; else their distance, a probability.
+    """
+    scaled = np.asarray(logits, np.float64) / draw.temperature
+    ends = np.cumsum(np.exp(scaled - scaled.max()))
+    ends /= ends[-1]
+    key = jnp.array([draw.seed >> 32, draw.seed & 0xFFFFFFFF], jnp.uint32)
+    key = jax.random.wrap_key_data(key, impl="threefry2x32")
+    if draw.number:  # as in `submit`: the first sequence has the request's key
+        key = jax.random.fold_in(key, jnp.uint32(2**32 - draw.number))
+    drawn = float(jax.random.uniform(jax.random.fold_in(key, position)))
+    start = ends[token - 1] if token else 0.0
+    return max(start - drawn, drawn - ends[token], 0.0)
 
 
 def next_logits(

@@ -12,6 +12,7 @@ from experiments.errors import UserError
 from experiments.lengths import draw_lengths
 from experiments.prompts import Prompt, load_prompts, system_prompt
 from experiments.settings import WorkloadSettings
+from experiments.translation import SHOTS, translations
 
 # A text is as good as the nearest one if its length is no more than this farther from
 # what was drawn: requests of one length then have different texts.
@@ -43,8 +44,11 @@ class Request:
       id: names it in the results.
       prompt_id: the text it asks.
       tokens: the prompt, chat template applied.
-      output_len: tokens to generate; the end-of-text token does not end it sooner.
+      output_len: tokens of each sequence; the end-of-text token does not end it sooner.
       arrival: when it arrives, in units of the mean time between arrivals.
+      n: sequences to generate.
+      temperature: of the sampling; 0 is greedy.
+      seed: of the random draws.
     """
 
     id: str
@@ -52,11 +56,20 @@ class Request:
     tokens: tuple[int, ...]
     output_len: int
     arrival: float
+    n: int = 1
+    temperature: float = 0.0
+    seed: int = 0
 
     @property
     def digest(self) -> str:
-        """Is the same for requests whose tokens must come out the same."""
-        text = repr((self.id, self.tokens, self.output_len))
+        """Is the same for requests whose tokens must come out the same.
+
+        The sequences of a request do not depend on how many were asked for.
+        """
+        asked: tuple = (self.id, self.tokens, self.output_len)
+        if self.temperature:
+            asked += (self.temperature, self.seed)
+        text = repr(asked)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -65,10 +78,10 @@ class Workload:
     """Requests in the order of their arrival.
 
     Attributes:
-      name: offline, poisson or system_prompt.
+      name: as in the settings.
       requests: at least one.
-      prefix: tokens that all prompts start with, an odd number of them, for the system
-        prompt's workload; else none.
+      prefix: tokens that all prompts start with, an odd number of them, for workloads
+        that have a common text; else none.
       trimmed: requests whose text lost its end, to fit the model length.
       shortened: requests whose output was shortened, for the same reason.
     """
@@ -105,6 +118,7 @@ class Workload:
             "digest": self.digest,
             "input_tokens": spread(inputs),
             "output_tokens": spread(outputs),
+            "sequences": sum(r.n for r in self.requests),
             "prefix_tokens": len(self.prefix),
             "trimmed": self.trimmed,
             "shortened": self.shortened,
@@ -125,6 +139,8 @@ def build_workload(
     Raises:
       UserError: the prompts file, or a prompt, cannot be used.
     """
+    if settings.name in SHOTS:
+        return _translation_workload(settings, max_model_len, seed, tokenizer)
     prompts = read_texts(settings.prompts)
     # One stream for each purpose, so that a change of one leaves the others.
     lengths_rng, texts_rng, arrivals_rng = (
@@ -141,7 +157,7 @@ def build_workload(
 
     # Texts are chosen by their length without the system prompt: behind it, they are
     # the same requests.
-    render = _renderer(tokenizer, "")
+    render = _renderer(tokenizer, "", settings.chat)
     sizes = [len(render(prompt.text)) for prompt in prompts]
     if settings.prompt_lengths == "as_is":
         chosen = [i % len(prompts) for i in range(count)]
@@ -149,18 +165,21 @@ def build_workload(
             [prompts[i] for i in chosen], [sizes[i] for i in chosen], max_model_len
         )
     else:
-        chosen = choose_texts(texts_rng, np.array(sizes), lengths[:, 0])
+        exact = settings.prompt_lengths == "cut"
+        chosen = choose_texts(texts_rng, np.array(sizes), lengths[:, 0], exact)
 
     arrivals = np.zeros(count)
     if settings.name == "poisson":
         arrivals = np.cumsum(arrivals_rng.exponential(size=count))
         arrivals -= arrivals[0]
-    render = _renderer(tokenizer, system)
+    render = _renderer(tokenizer, system, settings.chat)
     shortest = len(render(""))
     requests, trimmed, shortened = [], 0, 0
     for number, index in enumerate(chosen[:served]):
         prompt, output_len = prompts[index], int(lengths[number, 1])
         tokens = render(prompt.text)
+        if settings.prompt_lengths == "cut":
+            tokens = tokens[: lengths[number, 0]]
         room = max_model_len - output_len
         if len(tokens) > room:
             # The text gives way first, down to half of its most; then the output.
@@ -178,12 +197,51 @@ def build_workload(
                 tokens=tuple(tokens),
                 output_len=output_len,
                 arrival=float(arrivals[number]),
+                **_sampling(settings, seed, number),
             )
         )
     prefix = _common_prefix([r.tokens for r in requests]) if system else ()
-    # An odd length leaves the last block partly filled at every block size but 1.
-    prefix = prefix[: len(prefix) - (len(prefix) + 1) % 2]
     return Workload(settings.name, tuple(requests), prefix, trimmed, shortened)
+
+
+def _translation_workload(
+    settings: WorkloadSettings, max_model_len: int, seed: int, tokenizer: Tokenizer
+) -> Workload:
+    """Returns requests whose outputs are as long as a translation of theirs."""
+    served = max(round(settings.part * settings.num_requests), 1)
+    requests = []
+    for number, one in enumerate(
+        translations(SHOTS[settings.name], served, settings.length_scale)
+    ):
+        tokens = tokenizer.encode(one.prompt)
+        output_len = len(tokenizer.encode(one.answer, add_special_tokens=False))
+        if len(tokens) + output_len > max_model_len:
+            raise UserError(
+                f"request {one.id} of the {settings.name} workload has {len(tokens)} + "
+                f"{output_len} tokens, and engine.max_model_len is {max_model_len}; "
+                "raise it, or raise workload.length_scale"
+            )
+        requests.append(
+            Request(
+                id=f"{number:04d}",
+                prompt_id=one.id,
+                tokens=tuple(tokens),
+                output_len=output_len,
+                arrival=0.0,
+                **_sampling(settings, seed, number),
+            )
+        )
+    prefix = _common_prefix([r.tokens for r in requests])
+    return Workload(settings.name, tuple(requests), prefix, 0, 0)
+
+
+def _sampling(settings: WorkloadSettings, seed: int, number: int) -> dict[str, Any]:
+    """Returns how a request samples; its draws are the same in every cell."""
+    return {
+        "n": settings.n,
+        "temperature": settings.temperature,
+        "seed": (seed << 32) + number,
+    }
 
 
 def read_texts(path: str) -> list[Prompt]:
@@ -218,7 +276,10 @@ def scale_text(text: str, scale: float, tokenizer: Tokenizer) -> str:
 
 
 def choose_texts(
-    rng: np.random.Generator, sizes: np.ndarray, wanted: np.ndarray
+    rng: np.random.Generator,
+    sizes: np.ndarray,
+    wanted: np.ndarray,
+    no_shorter: bool = False,
 ) -> list[int]:
     """Chooses a text for each request: the nearest in length, or one nearly as near.
 
@@ -226,6 +287,7 @@ def choose_texts(
       rng: decides among texts that are near enough.
       sizes: i64[M], tokens of the texts.
       wanted: i64[N], lengths that were drawn.
+      no_shorter: whether texts shorter than that are left out, where any is as long.
 
     Returns:
       N indices of texts.
@@ -233,13 +295,17 @@ def choose_texts(
     chosen = []
     for length in wanted.tolist():
         distance = np.abs(sizes - length)
+        if no_shorter and (sizes >= length).any():
+            distance = np.where(sizes < length, np.iinfo(np.int64).max // 2, distance)
         slack = max(_NEAR_TOKENS, int(_NEAR_SHARE * length))
         near = np.flatnonzero(distance <= distance.min() + slack)
         chosen.append(int(rng.choice(near)))
     return chosen
 
 
-def _renderer(tokenizer: Tokenizer, system: str) -> Callable[[str], list[int]]:
+def _renderer(
+    tokenizer: Tokenizer, system: str, chat: bool
+) -> Callable[[str], list[int]]:
     """Returns what makes a prompt of a user's text, with this system message.
 
     An empty system message keeps the template from putting its own there, which would
@@ -247,7 +313,7 @@ def _renderer(tokenizer: Tokenizer, system: str) -> Callable[[str], list[int]]:
     """
 
     def render(text: str) -> list[int]:
-        if tokenizer.chat_template is None:
+        if tokenizer.chat_template is None or not chat:
             return tokenizer.encode(f"{system}\n\n{text}" if system else text)
         messages = [
             {"role": "system", "content": system},
@@ -289,10 +355,14 @@ def _check_fit(prompts: list[Prompt], sizes: list[int], max_model_len: int) -> N
 
 
 def _common_prefix(prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the tokens that all prompts start with, short of a whole prompt."""
+    """Returns the tokens that all prompts start with, short of a whole prompt.
+
+    An odd number of them, which leaves the last block partly filled at every block size
+    but 1.
+    """
     first = min(prompts)
     last = max(prompts)
     size = 0
     while size < min(len(first), len(last)) - 1 and first[size] == last[size]:
         size += 1
-    return first[:size]
+    return first[: max(size - (size + 1) % 2, 0)]

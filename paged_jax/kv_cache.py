@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from paged_jax.compat import to_memory_of
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,11 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of keys and values, the null block included."""
         return self.k.nbytes + self.v.nbytes
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of keys and values of one block, in all layers."""
+        return self.nbytes // self.k.shape[1]
 
 
 def init_kv_cache(
@@ -93,3 +100,40 @@ def copy_blocks(
         return KVCache(k=copy(i, cache.k), v=copy(i, cache.v))
 
     return jax.lax.fori_loop(0, count, body, cache)
+
+
+def move_blocks(
+    origin: KVCache,
+    goal: KVCache,
+    source: jax.Array,
+    target: jax.Array,
+    count: jax.Array,
+) -> tuple[KVCache, KVCache]:
+    """Copies whole blocks of one cache to another, in every layer: a swap.
+
+    Args:
+      origin: the cache to copy from; donate it, so that it can be changed later on.
+      goal: the cache to copy to, with blocks of the same shape; donate it.
+      source: i32[C], blocks of `origin`.
+      target: i32[C], blocks of `goal` to copy them to.
+      count: i32[], how many of the pairs are copied, in order: the first ones. The work
+        follows it, and is none when it is 0.
+
+    Returns:
+      `origin` as it was, and `goal` with the first `count` target blocks equal to their
+      source blocks.
+    """
+
+    def move(i: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+        block = jax.lax.dynamic_index_in_dim(old, source[i], axis=1)
+        block = to_memory_of(new, block)
+        return jax.lax.dynamic_update_index_in_dim(new, block, target[i], axis=1)
+
+    def body(i: jax.Array, carry: tuple[KVCache, KVCache]) -> tuple[KVCache, KVCache]:
+        origin, goal = carry
+        return origin, KVCache(move(i, origin.k, goal.k), move(i, origin.v, goal.v))
+
+    # All is read before `origin` changes: XLA would else keep a copy of it.
+    return jax.lax.optimization_barrier(
+        jax.lax.fori_loop(0, count, body, (origin, goal))
+    )

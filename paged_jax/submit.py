@@ -1,15 +1,16 @@
 """Submit: requests enter the state, in batches of a fixed size."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.beams import BeamState, NewBeams, init_beams, submit_beams
 from paged_jax.config import StepConfig
-from paged_jax.kv_cache import KVCache
+from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import (
     RequestStatus,
@@ -21,6 +22,7 @@ from paged_jax.requests import (
 from paged_jax.sequences import init_sequences
 from paged_jax.state import EngineState, SchedulerState
 from paged_jax.step_log import Field
+from paged_jax.swap import init_swap_space
 
 
 class NewRequest(NamedTuple):
@@ -43,6 +45,7 @@ class NewRequest(NamedTuple):
     key: tuple[int, int]
     group: int | None = None  # None: its own slot
     sample: int = 0
+    beams: tuple[int, float, int] | None = None  # a row of `NewBeams`
 
 
 class NewRequests(NamedTuple):
@@ -62,6 +65,7 @@ class NewRequests(NamedTuple):
       group: i32[W]. Slot of the group's leader; R for padding.
       sample: i32[W]. Which of its request's sequences each is; i32[0] where requests
         are for one.
+      beams: what is asked of beam searches; () if there are never any.
     """
 
     count: jax.Array
@@ -76,6 +80,7 @@ class NewRequests(NamedTuple):
     sampling: SamplingState
     group: jax.Array
     sample: jax.Array
+    beams: NewBeams | tuple[()] = ()
 
 
 def pack_requests(
@@ -123,6 +128,17 @@ def pack_requests(
         sample=column([r.sample for r in batch], 0)
         if config.several
         else jnp.zeros(0, jnp.int32),
+        beams=_pack_beams(batch, column) if config.beams else (),
+    )
+
+
+def _pack_beams(batch: Sequence[NewRequest], column: Callable) -> NewBeams:
+    """Returns what is asked of beam searches, padded by `column`."""
+    rows = [r.beams or (0, 1.0, 0) for r in batch]
+    return NewBeams(
+        width=column([width for width, _, _ in rows], 0),
+        length_penalty=column([penalty for _, penalty, _ in rows], 1, np.float32),
+        stopping=column([stopping for _, _, stopping in rows], 0),
     )
 
 
@@ -147,6 +163,10 @@ def init_scheduler(
         static_batching=jnp.bool_(static_batching),
         log=jnp.zeros((config.log_length, len(Field)), jnp.float32),
         log_count=jnp.int32(0),
+        beams=init_beams(config.num_requests, config.max_model_len)
+        if config.beams
+        else (),
+        swap=init_swap_space(config.host_blocks) if config.host_blocks else (),
     )
 
 
@@ -160,7 +180,11 @@ def init_state(
 
     Every leaf is a buffer of its own, so that all of them can be donated.
     """
-    state = EngineState(init_scheduler(config, manager, static_batching), cache)
+    host = ()
+    if config.host_blocks:
+        layers, _, *block = cache.k.shape
+        host = init_kv_cache(layers, config.host_blocks, *block, cache.k.dtype)
+    state = EngineState(init_scheduler(config, manager, static_batching), cache, host)
     return jax.tree.map(lambda x: x.copy(), state)
 
 
@@ -190,8 +214,13 @@ def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:
         sampling = dataclasses.replace(
             sampling, key=_sample_keys(sampling.key, new.sample)
         )
+    beams = state.beams
+    if isinstance(beams, BeamState):
+        assert isinstance(new.beams, NewBeams)
+        beams = submit_beams(beams, slots, new.beams, new.sample)
     return dataclasses.replace(
         state,
+        beams=beams,
         requests=dataclasses.replace(
             requests,
             tokens=put(requests.tokens, new.tokens),

@@ -1,0 +1,39 @@
+"""Several samples of one prompt, which is computed and stored once (Fig 15).
+
+    python -m experiments.run --config=parallel_sampling
+
+1, 2, 4 and 6 sequences a request, sampled at temperature 1, with lengths like Alpaca's:
+outputs forced to the length drawn, prompts as plain text, since a chat template would
+double their length. Blocks of the prompt are shared among the sequences of a request,
+or not. All requests are there at time 0; the KV budget is 8 full-length requests.
+
+Expected (quick): TODO.
+"""
+
+from experiments.base_config import base_config
+
+
+def get_config(preset: str = "quick"):
+    config = base_config(preset)
+    config.name = "parallel_sampling"
+    config.claims = "parallel_sampling"
+    config.engine.max_n = 6
+    # Room for Alpaca's longest, whose lengths are taken as they are.
+    config.engine.max_model_len = 384
+    config.engine.max_seqs = 60
+    config.engine.max_requests = 240
+    config.workload.lengths = "alpaca"
+    config.workload.length_scale = 1.0
+    config.workload.num_requests = {"quick": 28, "full": 200}[preset]
+    config.workload.chat = False
+    config.workload.prompt_lengths = "cut"
+    config.workload.temperature = 1.0
+    config.cells = (
+        {"workload.n": 1, "engine.sharing": True},
+        *(
+            {"workload.n": n, "engine.sharing": sharing}
+            for n in (2, 4, 6)
+            for sharing in (False, True)
+        ),
+    )
+    return config

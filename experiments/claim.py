@@ -1,0 +1,91 @@
+"""A claim: what should come out, what did, and whether it holds."""
+
+from typing import Any
+
+from experiments.attribution import Row
+from experiments.token_check import TIE, Difference
+
+Claim = dict[str, Any]
+
+PAPER = "SOSP'23"
+
+
+def claim(
+    id: str,
+    measured: float | None,
+    *,
+    source: str,
+    unit: str,
+    kind: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    near: float | None = None,
+    tolerance: float = 0.0,
+    note: str = "",
+) -> Claim:
+    """Returns a claim; it holds if `measured` is on the right side of what is expected.
+
+    Args:
+      id: `experiment.quantity.system[.parameter]`.
+      measured: what came out; None if a cell is missing, and then it does not hold.
+      source: where the expectation comes from.
+      unit: of both numbers.
+      kind: `memory`, `speed` or `exact`: what kind of quantity it is.
+      at_least: expected to be this or more.
+      at_most: expected to be this or less.
+      near: expected to be this.
+      tolerance: how far off still holds, in the same unit.
+      note: what a reader should know.
+    """
+    (relation, expected), *more = [
+        (name, value)
+        for name, value in ((">=", at_least), ("<=", at_most), ("=", near))
+        if value is not None
+    ]
+    assert not more, "a claim has one expectation"
+    holds = measured is not None and {
+        ">=": lambda m: m >= expected - tolerance,
+        "<=": lambda m: m <= expected + tolerance,
+        "=": lambda m: abs(m - expected) <= tolerance,
+    }[relation](measured)
+    return {
+        "id": id,
+        "source": source,
+        "unit": unit,
+        "paper": expected,
+        "relation": relation,
+        "measured": measured,
+        "tolerance": tolerance,
+        "kind": kind,
+        "holds": bool(holds),
+        "note": note,
+    }
+
+
+def tokens_equal(
+    experiment: str, rows: list[Row], differences: list[Difference]
+) -> Claim:
+    """Returns the claim that greedy tokens do not depend on the cell.
+
+    Where two logits tie, either token is right: such a request is named, not counted.
+    """
+    served = sum(row["details"]["workload"]["requests"] for row in rows)
+    note = f"of {served} requests in {len(rows)} cells"
+    if differences:
+        gaps = [d.gap for d in differences if d.gap is not None]
+        ties = sum(d.is_tie for d in differences)
+        largest = f", largest gap {max(gaps):.1e}" if gaps else ""
+        note += (
+            f", {len(differences)} have other tokens than in the first cell that "
+            f"served the same; {ties} of them part at a tie of two logits (gap at most "
+            f"{TIE:.0e}{largest})"
+        )
+    return claim(
+        f"{experiment}.tokens_equal",
+        float(sum(not d.is_tie for d in differences)),
+        source="memory and batching only move tokens about",
+        unit="requests with other tokens, ties apart",
+        kind="exact",
+        near=0.0,
+        note=note,
+    )
