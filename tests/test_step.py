@@ -25,7 +25,7 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32", max_n=1):
+def case(memory, num_blocks, kv_dtype="float32", max_n=1, max_beam_width=1):
     """A program, and the shapes of its parameters and its state."""
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
@@ -37,6 +37,7 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1):
             "max_model_len": 32,
             "token_budget": 8,
             "max_n": max_n,
+            "max_beam_width": max_beam_width,
         }
     )
     static, manager = config.step_config(), MANAGERS[memory]
@@ -90,6 +91,7 @@ BFLOAT16 = pytest.param(
     "paged",
     "bfloat16",
     1,
+    1,
     marks=pytest.mark.xfail(
         JAX_VERSION < (0, 11),
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
@@ -100,24 +102,31 @@ CACHED = [
         "cached",
         "float32",
         max_n,
+        width,
         marks=pytest.mark.xfail(
             JAX_VERSION < (0, 11),
             reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
         ),
     )
-    for max_n in (1, 4)
+    for max_n, width in ((1, 1), (4, 1), (1, 4))
 ]
-CASES = [("paged", "float32", 1), ("paged", "float32", 4), ("max", "float32", 1)]
+CASES = [
+    ("paged", "float32", 1, 1),
+    ("paged", "float32", 4, 1),
+    ("paged", "float32", 1, 4),
+    ("max", "float32", 1, 1),
+    ("max", "float32", 1, 4),
+]
 CASES += CACHED
 
 
-@pytest.mark.parametrize(("memory", "kv_dtype", "max_n"), [*CASES, BFLOAT16])
-def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n):
+@pytest.mark.parametrize(("memory", "kv_dtype", "max_n", "width"), [*CASES, BFLOAT16])
+def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, width):
     # How temporaries grow does not depend on the dtype: two sizes of one are enough.
     temporaries = []
     for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype, max_n)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n)
+        *_, state = case(memory, num_blocks, kv_dtype, max_n, width)
+        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, width)
         check_in_place(compiled, state)
         assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
         temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
