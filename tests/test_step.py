@@ -25,7 +25,7 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0):
+def case(memory, num_blocks, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
     """A program, and the shapes of its parameters and its state."""
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
@@ -37,6 +37,7 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0):
             "max_model_len": 32,
             "token_budget": 8,
             "max_n": max_n,
+            "max_beam_width": width,
             "preemption": "swap",
             "host_blocks": host_blocks,
         }
@@ -94,6 +95,7 @@ BFLOAT16 = pytest.param(
     "paged",
     "bfloat16",
     1,
+    1,
     0,
     marks=pytest.mark.xfail(
         JAX_VERSION < (0, 11),
@@ -112,26 +114,29 @@ CACHED = [
             reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
         ),
     )
-    for several in ((1, 0), (4, 0), (4, HOST))
+    for several in ((1, 1, 0), (4, 4, HOST))
 ]
 CASES = [
-    ("paged", "float32", 1, 0),
-    ("paged", "float32", 4, 0),
-    ("paged", "float32", 1, HOST),
-    ("paged", "float32", 4, HOST),
-    ("max", "float32", 1, 0),
+    ("paged", "float32", 1, 1, 0),
+    ("paged", "float32", 4, 1, 0),
+    ("paged", "float32", 1, 1, HOST),
+    ("paged", "float32", 4, 4, HOST),
+    ("max", "float32", 1, 1, 0),
+    ("max", "float32", 1, 4, 0),
 ]
 CASES += CACHED
 
 
-@pytest.mark.parametrize(("memory", "kv_dtype", "max_n", "host"), [*CASES, BFLOAT16])
-def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, host):
+@pytest.mark.parametrize(
+    ("memory", "kv_dtype", "max_n", "width", "host"), [*CASES, BFLOAT16]
+)
+def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, width, host):
     # How temporaries grow does not depend on the dtype: two sizes of one are enough.
     temporaries = []
     for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype, max_n, host)
+        *_, state = case(memory, num_blocks, kv_dtype, max_n, width, host)
         assert bool(state.host) == bool(state.scheduler.swap) == bool(host)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, host)
+        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, width, host)
         check_in_place(compiled, state)
         assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
         temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
