@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.cancel import cancel
-from paged_jax.compat import compiler_options
+from paged_jax.compat import compiler_options, shape_of
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
@@ -132,9 +132,7 @@ def compile_programs(
       state: a state of the right shapes.
       new: requests of the right shapes.
     """
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state, new)
-    )
+    shapes = jax.tree.map(shape_of, (params, state, new))
     leaves, structure = jax.tree.flatten(shapes)
     return _compile(program, tuple(leaves), structure)
 
