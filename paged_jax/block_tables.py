@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.block_pool import BlockPool, drop, hold, take
-from paged_jax.sequences import Sequences, SequenceStatus, blocks_for
+from paged_jax.sequences import Sequences, SequenceStatus, blocks_for, on_host
 
 
 class Status(enum.IntEnum):
@@ -25,12 +25,12 @@ class Status(enum.IntEnum):
     OK = 0
     OUT_OF_BLOCKS = 1  # the pool has too few free blocks
     TABLE_OVERFLOW = 2  # more tokens than a block table has room for
-    NOT_LIVE = 3  # the row named as source or target holds no sequence
+    NOT_LIVE = 3  # the row named holds no sequence, or one in the wrong place (swap)
     ROW_IN_USE = 4  # the row named as a new sequence's place is taken
     OUT_OF_RANGE = 5  # the row has no such logical block, or no such row exists
 
 
-def _first_failure(*checks: tuple[jax.Array, Status]) -> jax.Array:
+def first_failure(*checks: tuple[jax.Array, Status]) -> jax.Array:
     """Returns the status of the first check that fails, i32[]."""
     status = jnp.int32(Status.OK)
     for passed, failure in reversed(checks):
@@ -38,8 +38,13 @@ def _first_failure(*checks: tuple[jax.Array, Status]) -> jax.Array:
     return status
 
 
+def _all_live(sequences: Sequences) -> jax.Array:
+    """Returns bool[S]: rows with a sequence whose blocks are on the device."""
+    return (sequences.status != SequenceStatus.EMPTY) & ~on_host(sequences)
+
+
 def _live(sequences: Sequences, row: jax.Array) -> jax.Array:
-    return (row >= 0) & (row < sequences.num_rows) & (sequences.status[row] != 0)
+    return _in_range(sequences, row) & _all_live(sequences)[row]
 
 
 def _vacant(sequences: Sequences, row: jax.Array) -> jax.Array:
@@ -74,7 +79,7 @@ def allocate(
     """
     row, num_tokens = jnp.int32(row), jnp.int32(num_tokens)
     need = blocks_for(num_tokens, block_size)
-    status = _first_failure(
+    status = first_failure(
         (_in_range(sequences, row) & (num_tokens > 0), Status.OUT_OF_RANGE),
         (_vacant(sequences, row), Status.ROW_IN_USE),
         (need <= sequences.table_width, Status.TABLE_OVERFLOW),
@@ -191,7 +196,7 @@ def share_prefix(
     """
     source, target = jnp.int32(source), jnp.int32(target)
     num_tokens = jnp.int32(num_tokens)
-    status = _first_failure(
+    status = first_failure(
         (_in_range(sequences, target), Status.OUT_OF_RANGE),
         (_live(sequences, source), Status.NOT_LIVE),
         (_vacant(sequences, target), Status.ROW_IN_USE),
@@ -375,12 +380,13 @@ def append(
       The pool, the sequences with their lengths counted up, the blocks to copy before
       the tokens are written, and a `Status` i32[]. All rows append, or none does.
     """
+    live = _all_live(sequences)
     full = sequences.length >= sequences.table_width * block_size
     num_new = appending.astype(jnp.int32)
     growing, copying = write_needs(pool, sequences, num_new, block_size)
     need = jnp.sum(growing | copying)
-    status = _first_failure(
-        (~jnp.any(appending & (sequences.status == 0)), Status.NOT_LIVE),
+    status = first_failure(
+        (~jnp.any(appending & ~live), Status.NOT_LIVE),
         (~jnp.any(appending & full), Status.TABLE_OVERFLOW),
         (need <= pool.num_available, Status.OUT_OF_BLOCKS),
     )
@@ -413,7 +419,7 @@ def copy_on_write(
     row, logical = jnp.int32(row), jnp.int32(logical)
     block = sequences.block_table[row, logical]
     shared = pool.ref_count[block] > 1
-    status = _first_failure(
+    status = first_failure(
         (_live(sequences, row), Status.NOT_LIVE),
         (
             (logical >= 0) & (logical < sequences.num_blocks[row]),
@@ -451,7 +457,7 @@ def release(
       The pool, the sequences, and a `Status` i32[]: NOT_LIVE for a second release.
     """
     row = jnp.int32(row)
-    status = _first_failure((_live(sequences, row), Status.NOT_LIVE))
+    status = first_failure((_live(sequences, row), Status.NOT_LIVE))
     pool, sequences = release_row(pool, sequences, row, status == Status.OK)
     return pool, sequences, status
 

@@ -32,6 +32,11 @@ class KVCache:
         """Bytes of keys and values, the null block included."""
         return self.k.nbytes + self.v.nbytes
 
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of keys and values of one block, in all layers."""
+        return self.nbytes // self.k.shape[1]
+
 
 def init_kv_cache(
     num_layers: int,
@@ -93,3 +98,34 @@ def copy_blocks(
         return KVCache(k=copy(i, cache.k), v=copy(i, cache.v))
 
     return jax.lax.fori_loop(0, count, body, cache)
+
+
+def move_blocks(
+    origin: KVCache,
+    goal: KVCache,
+    source: jax.Array,
+    target: jax.Array,
+    count: jax.Array,
+) -> KVCache:
+    """Copies whole blocks of one cache to another, in every layer: a swap.
+
+    Args:
+      origin: the cache to copy from.
+      goal: the cache to copy to, with blocks of the same shape; donate it.
+      source: i32[C], blocks of `origin`.
+      target: i32[C], blocks of `goal` to copy them to.
+      count: i32[], how many of the pairs are copied, in order: the first ones. The work
+        follows it, and is none when it is 0.
+
+    Returns:
+      `goal` with the first `count` target blocks equal to their source blocks.
+    """
+
+    def move(i: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+        block = jax.lax.dynamic_index_in_dim(old, source[i], axis=1)
+        return jax.lax.dynamic_update_index_in_dim(new, block, target[i], axis=1)
+
+    def body(i: jax.Array, goal: KVCache) -> KVCache:
+        return KVCache(k=move(i, origin.k, goal.k), v=move(i, origin.v, goal.v))
+
+    return jax.lax.fori_loop(0, count, body, goal)

@@ -19,6 +19,8 @@ class SequenceStatus(enum.IntEnum):
     FINISHED = 2  # a sequence that has ended and still has its blocks
     HELD = 3  # a prefix that is kept for others to share
     UNFORKED = 4  # no blocks yet: another row computes the prompt of the two
+    SWAPPED = 5  # a sequence that takes no part: its table names blocks of the host
+    DROPPED = 6  # a sequence that has ended while it was SWAPPED, and has those still
 
 
 @jax.tree_util.register_dataclass
@@ -28,8 +30,10 @@ class Sequences:
 
     Attributes:
       block_table: i32[S, T]. Physical block of each logical block; 0 past `num_blocks`.
+        Rows that are SWAPPED or DROPPED name blocks of the host pool.
       num_blocks: i32[S]. Blocks granted to each row.
-      length: i32[S]. Tokens of each row whose keys and values are in the cache.
+      length: i32[S]. Tokens of each row whose keys and values are in the cache, or on
+        the host.
       request: i32[S]. The request each row belongs to; R, the null request, if EMPTY.
       status: i32[S]. A `SequenceStatus`.
     """
@@ -49,6 +53,11 @@ class Sequences:
     def table_width(self) -> int:
         """T, the most blocks that a row can have."""
         return self.block_table.shape[1]
+
+
+def on_host(sequences: Sequences) -> jax.Array:
+    """Returns bool[S]: rows whose tables name blocks of the host pool."""
+    return sequences.status >= SequenceStatus.SWAPPED
 
 
 def init_sequences(num_rows: int, table_width: int, null_request: int = 0) -> Sequences:
