@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from oracles.memory import Memory
 
-from paged_jax import block_tables, invariants, prefix_cache
-from paged_jax.block_pool import evict, init_block_pool
+from paged_jax import beam_tables, block_tables, invariants, prefix_cache, swap
+from paged_jax.block_pool import BlockPool, evict, init_block_pool
 from paged_jax.block_tables import (
     Status,
     grant_row,
@@ -34,10 +34,17 @@ from paged_jax.block_tables import (
 )
 from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import EngineConfig
-from paged_jax.kv_cache import copy_blocks, init_kv_cache, write_kv
+from paged_jax.kv_cache import copy_blocks, init_kv_cache, move_blocks, write_kv
 from paged_jax.memory_managers import MANAGERS
-from paged_jax.sequences import blocks_for, init_sequences, slots_of
+from paged_jax.sequences import (
+    Sequences,
+    blocks_for,
+    init_sequences,
+    on_host,
+    slots_of,
+)
 from paged_jax.submit import init_scheduler
+from paged_jax.swap import SwapSpace, forget_moves, init_swap_space, release_host_rows
 
 
 class Op(enum.IntEnum):
@@ -54,14 +61,17 @@ class Op(enum.IntEnum):
     RELEASE = 8  # row
     ABORT = 9  # rows: all blocks of a request, in whatever state it is
     EVICT = 10  # blocks
+    REPOINT = 11  # rows, their parents as digits of base 8
+    SWAP_OUT = 12  # rows
+    SWAP_IN = 13  # rows, tokens to have blocks for beyond those that a row has
 
 
 class Shape(NamedTuple):
     """How large the memory is; it is small, so that all of its limits are met."""
 
-    num_blocks: int = 13
+    num_blocks: int = 15
     host_blocks: int = 9
-    num_rows: int = 5
+    num_rows: int = 6
     table_width: int = 5
     block_size: int = 4
     num_texts: int = 8
@@ -99,22 +109,23 @@ class _State:
     """All that operations change.
 
     Attributes:
-      pool, sequences: as they are.
+      pool: the device's blocks.
+      space: the host's, and the moves from one to the other.
+      sequences: the rows.
       tokens: i32[S + texts, T * B]. The tokens of each row, then texts to start from.
-      cache: keys and values.
     """
 
-    pool: object
-    sequences: object
+    pool: BlockPool
+    space: SwapSpace
+    sequences: Sequences
     tokens: jax.Array
-    cache: object
 
 
 class _Done(NamedTuple):
     """What an operation returns.
 
     Attributes:
-      state: with tables, lengths and texts changed; keys and values are not.
+      state: keys and values are still where they were.
       status: i32[].
       copies: to be made before anything is written.
       written: i32[S]. How many of each row's last tokens are to be written.
@@ -255,14 +266,19 @@ def _operations(shape: Shape):
         return done(changed(state, pool, sequences), status)
 
     def abort(state, ending, b, c):
+        ending = bits(ending) == 1
+        swapped = ending & on_host(state.sequences)
+        space, sequences = release_host_rows(state.space, state.sequences, swapped, 0)
+        sequences = dataclasses.replace(sequences, request=rows)
+
         def release_one(row, both):
-            ends = (bits(ending)[row] == 1) & (both[1].status[row] != 0)
+            ends = ending[row] & (both[1].status[row] != 0)
             return release_row(*both, row, ends)
 
         pool, sequences = jax.lax.fori_loop(
-            0, shape.num_rows, release_one, (state.pool, state.sequences)
+            0, shape.num_rows, release_one, (state.pool, sequences)
         )
-        return done(changed(state, pool, sequences))
+        return done(changed(state, pool, sequences, space=space))
 
     def evict_some(state, count, b, c):
         if not shape.caching:
@@ -270,6 +286,33 @@ def _operations(shape: Shape):
         pool = state.pool
         pool = evict(pool, jnp.minimum(count, pool.prefix_cache.idle.count))
         return done(changed(state, pool, state.sequences))
+
+    def repoint(state, beams, parents, c):
+        valid = bits(beams) == 1
+        parents = (parents >> 3 * rows) & 7
+        pool, sequences = beam_tables.repoint(
+            state.pool, state.sequences, rows, parents, valid
+        )
+        taken = jnp.where(valid, parents, rows)
+        tokens = state.tokens.at[rows].set(state.tokens[taken])
+        return done(changed(state, pool, sequences, tokens=tokens))
+
+    def swap_out(state, going, b, c):
+        pool, space, sequences, status = swap.swap_out(
+            state.pool, state.space, state.sequences, bits(going) == 1, block_size=size
+        )
+        return done(changed(state, pool, sequences, space=space), status)
+
+    def swap_in(state, coming, num_new, c):
+        coming = bits(coming) == 1
+        need = blocks_for(state.sequences.length + num_new, size)
+        pool, space, sequences, status = swap.swap_in(
+            state.pool, state.space, state.sequences, coming, need
+        )
+        length = sequences.length
+        start = jnp.where(coming & (status == Status.OK), 0, length)
+        state = changed(state, pool, sequences, space=space)
+        return done(state, status, filled_from=start)
 
     return {
         Op.NOTHING: nothing,
@@ -283,6 +326,9 @@ def _operations(shape: Shape):
         Op.RELEASE: release,
         Op.ABORT: abort,
         Op.EVICT: evict_some,
+        Op.REPOINT: repoint,
+        Op.SWAP_OUT: swap_out,
+        Op.SWAP_IN: swap_in,
     }
 
 
@@ -299,21 +345,19 @@ def _run(program, texts, shape: Shape) -> Trace:
         return slots_of(sequences, row, places, size).reshape(-1, shape.capacity)
 
     def step(carry, operation):
-        state, scheduler = carry
+        state, scheduler, cache, host = carry
         code, a, b, c = operation
         branches = [operations[op] for op in Op]
         done = jax.lax.switch(code, branches, state, a, b, c)
-        pool, sequences, tokens = (
-            done.state.pool,
-            done.state.sequences,
-            done.state.tokens,
-        )
+        pool, space, sequences = done.state.pool, done.state.space, done.state.sequences
+        tokens = done.state.tokens
         length = sequences.length[:, None]
         written = (position >= length - done.written[:, None]) & (position < length)
-        places = slots(sequences)
         values = _values(tokens[: shape.num_rows])
-        into = jnp.where(written, places, 0).ravel()
-        cache = copy_blocks(done.state.cache, *done.copies)
+        into = jnp.where(written, slots(sequences), 0).ravel()
+        cache = move_blocks(host, cache, **vars(space.ins))
+        host = move_blocks(cache, host, **vars(space.outs))
+        cache = copy_blocks(cache, *done.copies)
         for layer in range(NUM_LAYERS):
             kv = (values + layer).reshape(-1, 1, 1)
             cache = write_kv(cache, layer, kv, -kv, into)
@@ -332,12 +376,20 @@ def _run(program, texts, shape: Shape) -> Trace:
         pool, sequences = scheduler.pool, scheduler.sequences
         block, offset = jnp.divmod(slots(sequences), size)
         expected = values + jnp.arange(NUM_LAYERS)[:, None, None]
-        right = (cache.k[:, block, offset, 0, 0] == expected) & (
-            cache.v[:, block, offset, 0, 0] == -expected
-        )
+        swapped = on_host(sequences)[:, None]
+
+        def read(of_cache):
+            on_device = of_cache(cache)[:, block, offset, 0, 0]
+            block_of_host = jnp.where(swapped, block, 0)
+            return jnp.where(
+                swapped, of_cache(host)[:, block_of_host, offset, 0, 0], on_device
+            )
+
+        right = (read(lambda c: c.k) == expected) & (read(lambda c: c.v) == -expected)
         holds["rows_read_their_own"] = jnp.all(right | (position >= length))
-        state = _State(pool, sequences, tokens, cache)
-        return (state, scheduler), (done.status, holds, pool, sequences, tokens)
+        state = _State(pool, forget_moves(space), sequences, tokens)
+        carry = state, scheduler, cache, host
+        return carry, (done.status, holds, state)
 
     config = EngineConfig(
         block_size=size,
@@ -353,27 +405,51 @@ def _run(program, texts, shape: Shape) -> Trace:
     tokens = jnp.zeros_like(scheduler.requests.tokens)
     state = _State(
         init_block_pool(shape.num_blocks, size if shape.caching else 0),
+        init_swap_space(shape.host_blocks),
         dataclasses.replace(sequences, request=rows),
         tokens.at[shape.num_rows : shape.num_rows + shape.num_texts].set(texts),
-        init_kv_cache(NUM_LAYERS, shape.num_blocks, size, 1, 1, jnp.int32),
     )
     scheduler = dataclasses.replace(scheduler, pool=state.pool, sequences=sequences)
-    _, (status, holds, *states) = jax.lax.scan(
-        step, (state, scheduler), tuple(program.T)
+    cache, host = (
+        init_kv_cache(NUM_LAYERS, num_blocks, size, 1, 1, jnp.int32)
+        for num_blocks in (shape.num_blocks, shape.host_blocks)
+    )
+    _, (status, holds, states) = jax.lax.scan(
+        step, (state, scheduler, cache, host), tuple(program.T)
     )
     # Of all states at once: a state at a time costs more than the operations do.
-    holds |= jax.vmap(
-        lambda pool, sequences, _: invariants.check_blocks(pool, sequences)
-    )(*states)
-    return Trace(status, holds, jax.vmap(functools.partial(_summary, shape))(*states))
+    holds |= jax.vmap(_check_blocks)(states)
+    return Trace(status, holds, jax.vmap(functools.partial(_summary, shape))(states))
 
 
-def _summary(shape: Shape, pool, sequences, tokens):
+def _check_blocks(state: _State) -> dict[str, jax.Array]:
+    """Checks both pools, each against the rows whose tables name its blocks."""
+    swapped = on_host(state.sequences)
+
+    def only(rows):
+        return jax.tree.map(
+            lambda x: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, 0),
+            state.sequences,
+        )
+
+    device = invariants.check_blocks(state.pool, only(~swapped))
+    host = invariants.check_blocks(state.space.pool, only(swapped))
+    return device | {f"host: {name}": value for name, value in host.items()}
+
+
+def _summary(shape: Shape, state: _State) -> jax.Array:
     """Puts a state into one row of integers, part by part as in `_expected`."""
-    place = jnp.arange(shape.num_blocks)
+    pool, sequences, tokens = state.pool, state.sequences, state.tokens
+
+    def free_list(pool):
+        place = jnp.arange(pool.num_blocks)
+        return jnp.where(place < pool.num_free, pool.free_stack[:-1], 0)
+
     parts = [
-        jnp.where(place < pool.num_free, pool.free_stack[:-1], 0),
+        free_list(pool),
         pool.ref_count[1:],
+        free_list(state.space.pool),
+        state.space.pool.ref_count[1:],
         sequences.block_table,
         sequences.length,
         sequences.status,
@@ -399,6 +475,8 @@ def _parts(shape: Shape) -> dict[str, int]:
     parts = {
         "free list": shape.num_blocks,
         "reference counts": shape.num_blocks,
+        "host's free list": shape.host_blocks,
+        "host's reference counts": shape.host_blocks,
         "block tables": shape.num_rows * shape.table_width,
         "lengths": shape.num_rows,
         "statuses": shape.num_rows,
@@ -415,14 +493,18 @@ def _parts(shape: Shape) -> dict[str, int]:
 
 def _expected(shape: Shape, memory: Memory) -> list[int]:
     """Puts the oracle's state into one row of integers."""
-    free, tables = memory.device.free, memory.tables
-    row = free + [0] * (shape.num_blocks - len(free))
-    row += memory.device.ref_count[1:]
+    tables, row = memory.tables, []
+    for pool in (memory.device, memory.host):
+        row += pool.free + [0] * (len(pool.ref_count) - 1 - len(pool.free))
+        row += pool.ref_count[1:]
     for i in range(shape.num_rows):
         table = tables.get(i, [])
         row += table + [0] * (shape.table_width - len(table))
     row += memory.length
-    row += [i in tables for i in range(shape.num_rows)]
+    row += [
+        (5 if i in memory.swapped else 1) if i in tables else 0
+        for i in range(shape.num_rows)
+    ]
     for i in range(shape.num_rows):
         row += memory.texts[i]
     if shape.caching:
@@ -462,22 +544,31 @@ def apply(memory: Memory, operation) -> str:
         return memory.abort(rows(a))
     if code == Op.EVICT:
         return memory.evict(a)
+    if code == Op.REPOINT:
+        return memory.repoint({row: b >> 3 * row & 7 for row in rows(a)})
+    if code == Op.SWAP_OUT:
+        return memory.swap_out(rows(a))
+    if code == Op.SWAP_IN:
+        return memory.swap_in(rows(a), b)
     return "OK"
 
 
 # --------------------------------------------------------------------------- programs
 
 WEIGHTS = {
-    Op.ALLOCATE: 3,
-    Op.START: 7,
-    Op.APPEND: 16,
-    Op.FILL: 9,
-    Op.FORK: 5,
+    Op.ALLOCATE: 2,
+    Op.START: 8,
+    Op.APPEND: 18,
+    Op.FILL: 10,
+    Op.FORK: 8,
     Op.SHARE_PREFIX: 3,
     Op.COPY_ON_WRITE: 2,
-    Op.RELEASE: 3,
-    Op.ABORT: 1,
+    Op.RELEASE: 2,
+    Op.ABORT: 2,
     Op.EVICT: 1,
+    Op.REPOINT: 5,
+    Op.SWAP_OUT: 3,
+    Op.SWAP_IN: 4,
 }
 
 
@@ -589,6 +680,18 @@ def _draw_arguments(rng: random.Random, code: Op, memory: Memory, shape: Shape):
         )
     if code == Op.ABORT:
         return some(within, 0.5), 0, 0
+    if code == Op.REPOINT:
+        # Blocks that were granted ahead of a row's length belong to one row only.
+        tables = memory.tables
+        beams = [r for r in running if len(tables[r]) == memory.blocks_for(length[r])]
+        beams = [row for row in beams if rng.random() < 0.8]
+        parents = sum(rng.choice(beams) << 3 * row for row in beams)
+        return sum(1 << row for row in beams), parents, 0
+    if code == Op.SWAP_OUT:
+        return some(running if sensible else within, 0.5), 0, 0
+    if code == Op.SWAP_IN:
+        rows = sorted(memory.swapped) if sensible else within
+        return some(rows, 0.8), rng.choice([0, 0, 1, shape.block_size]), 0
     return rng.randint(0, 4), 0, 0
 
 

@@ -108,7 +108,7 @@ class Memory:
         return "OK"
 
     def start(self, row: int, num_tokens: int, text: int) -> str:
-        """Starts a row with the blocks of a text: cached ones, the rest to be filled."""
+        """Starts a row with the cached blocks of a text, and others to be filled."""
         if row in self.tables:
             return "ROW_IN_USE"
         run = self.cached_run(self.texts[text], (num_tokens - 1) // self.block_size)
@@ -173,22 +173,104 @@ class Memory:
             self._copy(row, logical, *self._take(1))
         return "OK"
 
+    # ------------------------------------------------------------------ rows change
+
+    def repoint(self, parents: dict[int, int]) -> str:
+        """Makes each row the continuation of its parent, which is one of them."""
+        before = {row: list(self.tables[row]) for row in parents}
+        texts = {row: self.texts[row] for row in parents}
+        lengths = {row: self.length[row] for row in parents}
+        for row, parent in parents.items():
+            self.tables[row] = list(before[parent])
+            self.texts[row] = list(texts[parent])
+            self.length[row] = lengths[parent]
+            for block in self.tables[row]:
+                self.device.ref_count[block] += 1
+        # Freed from the tables' ends on; each where it is named first.
+        for logical in reversed(range(self.table_width)):
+            column = [
+                before[r][logical] for r in sorted(parents) if logical < len(before[r])
+            ]
+            for block in dict.fromkeys(column):
+                self._drop([block] * column.count(block))
+        return "OK"
+
+    def swap_out(self, rows: Iterable[int]) -> str:
+        """Moves rows to the host together: all of them, or none."""
+        rows = sorted(rows)
+        if not all(self.runs(row) for row in rows):
+            return "NOT_LIVE"
+        count = {row: self.blocks_for(self.length[row]) for row in rows}
+        distinct = {b for row in rows for b in self.tables[row][: count[row]]}
+        if len(distinct) > len(self.host.free):
+            return "OUT_OF_BLOCKS"
+        moved: dict[int, int] = {}
+        for row in rows:
+            table = self.tables[row]
+            self.tables[row] = []
+            for block in table[: count[row]]:
+                if block in moved:
+                    self.host.ref_count[moved[block]] += 1
+                else:
+                    moved[block] = self.host.take()
+                    self.host_content[moved[block]] = list(self.content[block])
+                self.tables[row].append(moved[block])
+            self._drop(table)
+            self.swapped.add(row)
+        return "OK"
+
+    def swap_in(self, rows: Iterable[int], num_new: int) -> str:
+        """Brings rows back, with blocks for some tokens more: all of them, or none."""
+        rows = sorted(rows)
+        if not self.swapped.issuperset(rows):
+            return "NOT_LIVE"
+        ahead = {
+            row: self.blocks_for(self.length[row] + num_new) - len(self.tables[row])
+            for row in rows
+        }
+        if any(
+            n + len(self.tables[row]) > self.table_width for row, n in ahead.items()
+        ):
+            return "TABLE_OVERFLOW"
+        distinct = {block for row in rows for block in self.tables[row]}
+        if len(distinct) + sum(ahead.values()) > self.available:
+            return "OUT_OF_BLOCKS"
+        moved: dict[int, int] = {}
+        for row in rows:
+            table = self.tables[row]
+            new = self._take(sum(b not in moved for b in table) + ahead[row])
+            self.tables[row] = []
+            for block in table:
+                if block in moved:
+                    self.device.ref_count[moved[block]] += 1
+                else:
+                    moved[block] = new.pop(0)
+                    self.content[moved[block]] = list(self.host_content[block])
+                self.tables[row].append(moved[block])
+                self._drop_host(block)
+            self.tables[row] += new
+            self.swapped.remove(row)
+        for row in rows:
+            self._cache_full_blocks(row, 0)
+        return "OK"
+
     # ------------------------------------------------------------------ rows end
 
     def release(self, row: int) -> str:
-        if row not in self.tables:
+        if not self.runs(row):
             return "NOT_LIVE"
-        blocks, self.length[row] = self.tables.pop(row), 0
-        if row in self.swapped:
-            self.swapped.remove(row)
-            for block in blocks:
-                self._drop_host(block)
-        else:
-            self._drop(blocks)
+        self._drop(self.tables.pop(row))
+        self.length[row] = 0
         return "OK"
 
     def abort(self, rows: Iterable[int]) -> str:
-        for row in rows:
+        """Ends rows wherever their blocks are."""
+        for row in sorted(rows):
+            if row in self.swapped:
+                self.swapped.remove(row)
+                for block in self.tables.pop(row):
+                    self._drop_host(block)
+                self.length[row] = 0
             self.release(row)
         return "OK"
 
