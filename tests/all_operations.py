@@ -69,7 +69,7 @@ class Op(enum.IntEnum):
 class Shape(NamedTuple):
     """How large the memory is; it is small, so that all of its limits are met."""
 
-    num_blocks: int = 15
+    num_blocks: int = 13
     host_blocks: int = 9
     num_rows: int = 6
     table_width: int = 5
@@ -618,7 +618,14 @@ def draw_program(rng: random.Random, length: int, shape: Shape) -> Program:
     events = collections.Counter(
         f"{op.name} {status}" for op, status in zip(codes, statuses)
     )
-    for event in ("found", "evicted", "merged", "copied"):
+    for event in (
+        "found",
+        "evicted",
+        "merged",
+        "copied",
+        "beams_ended",
+        "shared_moves",
+    ):
         events[event] = getattr(memory, event)
     return Program(
         np.array(operations, np.int32),

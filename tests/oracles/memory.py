@@ -60,6 +60,7 @@ class Memory:
         self.chain_of: dict[int, tuple[int, ...]] = {}  # the other direction
         self.idle: dict[int, None] = {}  # cached, without a user; oldest use first
         self.evicted = self.merged = self.found = self.copied = 0
+        self.beams_ended = self.shared_moves = 0
 
     # ------------------------------------------------------------------ what is there
 
@@ -177,6 +178,7 @@ class Memory:
 
     def repoint(self, parents: dict[int, int]) -> str:
         """Makes each row the continuation of its parent, which is one of them."""
+        self.beams_ended += len(parents) - len(set(parents.values()))
         before = {row: list(self.tables[row]) for row in parents}
         texts = {row: self.texts[row] for row in parents}
         lengths = {row: self.length[row] for row in parents}
@@ -211,6 +213,7 @@ class Memory:
             for block in table[: count[row]]:
                 if block in moved:
                     self.host.ref_count[moved[block]] += 1
+                    self.shared_moves += 1
                 else:
                     moved[block] = self.host.take()
                     self.host_content[moved[block]] = list(self.content[block])
