@@ -58,6 +58,8 @@ def admit(
     step, and no larger than what fits at its members' full lengths; the token budget
     then spreads its prompts over steps.
 
+    Nothing is admitted while anything is swapped out.
+
     A group fits if there are rows for all of its sequences, and blocks for all their
     known tokens. Its carrier is granted those of the prompt; the others get a row.
 
@@ -83,6 +85,8 @@ def admit(
     pending = jnp.where(running, goals(config, state) - state.sequences.length, 0)
     free_at_start = manager.num_free(state.pool)
     may_open = ~static | (active == 0)
+    if config.host_blocks:
+        may_open &= ~jnp.any(state.sequences.status == SequenceStatus.SWAPPED)
 
     def look(
         state: SchedulerState, active: jax.Array, tokens_left: jax.Array

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.requests import RequestStatus
-from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.sequences import Sequences, SequenceStatus, on_host
 from paged_jax.state import SchedulerState
 
 
@@ -21,10 +21,11 @@ def cancel(
       status: i32[W], the `RequestStatus` they end with.
 
     Returns:
-      The state. Rows of the requests are FINISHED: the next step gives their blocks
-      back. Waiting ones are out of the queue. Nobody shares a cancelled prefix any
-      more; sequences that do already keep their references. Of a group, the others go
-      on; if it was the carrier that ended, one of them takes over its row.
+      The state. Rows of the requests are FINISHED, or DROPPED if they were swapped out:
+      the next step gives their blocks back. Waiting ones are out of the queue. Nobody
+      shares a cancelled prefix any more; sequences that do already keep their
+      references. Of a group, the others go on; if it was the carrier that ended, one of
+      them takes over its row.
     """
     sequences, requests, queue = state.sequences, state.requests, state.queue
     old = requests.status[slots]
@@ -43,6 +44,7 @@ def cancel(
         jnp.maximum(requests.prefix_row, 0)
     ]
 
+    end = jnp.where(on_host(sequences), SequenceStatus.DROPPED, SequenceStatus.FINISHED)
     size = queue.slots.shape[0]
     place = jnp.arange(size)
     waiting = queue.slots[(queue.head + place) % size]
@@ -57,7 +59,7 @@ def cancel(
         state,
         sequences=dataclasses.replace(
             sequences,
-            status=jnp.where(row_ended, SequenceStatus.FINISHED, sequences.status),
+            status=jnp.where(row_ended, end, sequences.status),
         ),
         requests=dataclasses.replace(
             requests,

@@ -19,3 +19,9 @@ def compiler_options(prefix_caching: bool) -> dict[str, str]:
     without them it makes copies of the pool's arrays (not of keys and values).
     """
     return {} if prefix_caching else COMPILER_OPTIONS
+
+
+def to_memory_of(goal: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns `x` in the kind of memory that `goal` is in, under `jit`."""
+    space = jax.typeof(goal).memory_space
+    return x if jax.typeof(x).memory_space == space else jax.device_put(x, space)

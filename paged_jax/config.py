@@ -9,7 +9,7 @@ from pallas_kernels import BACKENDS
 # The names in `memory_managers.MANAGERS`, which imports this module.
 MEMORY_MANAGERS = ("paged", "max", "pow2", "oracle")
 BATCHING = ("continuous", "static")
-PREEMPTION = ("recompute",)
+PREEMPTION = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
@@ -51,7 +51,13 @@ class EngineConfig:
         among the sequences of its request; paged memory only.
       prefix_caching: whether full blocks are kept after their last user and found
         again by the tokens of later prompts; paged memory with sharing only.
-      preemption: what happens to the latest-arrived request when blocks run out.
+      preemption: what happens to the latest-arrived request when blocks run out, with
+        paged memory: `recompute` (its blocks are released, and it computes its tokens
+        again), `swap` (its blocks are copied to the host, and back later), or `auto`,
+        the paper's rule: swap for several sequences, recompute for one.
+      host_blocks: KV blocks of the host, for what is swapped out; None: as many as the
+        device has. What does not fit is recomputed. Allocated only if something may be
+        swapped.
       attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
         jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
         `auto`: `cpu` where it takes the model, else `xla`.
@@ -81,7 +87,8 @@ class EngineConfig:
     batching: str = "continuous"
     sharing: bool = True
     prefix_caching: bool = False
-    preemption: str = "recompute"
+    preemption: str = "auto"
+    host_blocks: int | None = None
     attention_backend: str = "auto"
     products: str = "auto"
     dtype: str = "float32"
@@ -135,6 +142,10 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 0 or more"
                 )
+        if self.host_blocks is not None and self.host_blocks < 0:
+            raise ConfigError(
+                f"host_blocks is {self.host_blocks}; it must be 0 or more, or None"
+            )
         if self.prefix_caching and not (self.memory == "paged" and self.sharing):
             raise ConfigError(
                 f"prefix_caching is True with memory {self.memory!r} and sharing "
@@ -178,6 +189,12 @@ class EngineConfig:
         paged = self.memory == "paged"
         num_prefixes = self.max_prefixes if paged and self.sharing else 0
         sharing = paged and self.sharing and (num_prefixes > 0 or self.max_n > 1)
+        swaps_single = paged and self.preemption == "swap"
+        swaps_groups = sharing and self.max_n > 1 and self.preemption == "auto"
+        host_blocks = 0
+        if swaps_single or swaps_groups:
+            host_blocks = self.host_blocks
+            host_blocks = self.total_blocks if host_blocks is None else host_blocks
         return StepConfig(
             block_size=self.block_size,
             num_blocks=self.total_blocks,
@@ -193,6 +210,8 @@ class EngineConfig:
             sharing=sharing,
             several=self.max_n > 1,
             prefix_caching=self.prefix_caching,
+            host_blocks=host_blocks,
+            swaps_single=swaps_single and host_blocks > 0,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
             log_length=self.steps_per_sync if self.record else 0,
@@ -223,6 +242,10 @@ class StepConfig:
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
       several: whether a request may ask for several sequences.
       prefix_caching: whether full blocks are cached.
+      host_blocks: Hp, blocks of the host for what is swapped out; 0 if nothing ever is,
+        and then swapping is compiled out.
+      swaps_single: whether a single sequence is swapped out too, or only several of one
+        request.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
       log_length: rows of the log; 0 compiles the recording out.
@@ -242,6 +265,8 @@ class StepConfig:
     sharing: bool
     several: bool
     prefix_caching: bool
+    host_blocks: int
+    swaps_single: bool
     max_stop_ids: int
     max_logprobs: int
     log_length: int

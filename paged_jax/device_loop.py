@@ -45,7 +45,6 @@ class DeviceLoop:
         """Allocates the state; nothing is compiled yet."""
         # A batch of requests must not go round the queue, which has room for R.
         self.width = min(config.max_seqs, program.config.num_requests)
-        self.stats = EngineStats()
         self.has_work = False
         self._program = program
         self._params = params
@@ -65,6 +64,7 @@ class DeviceLoop:
         self.state: EngineState = init_state(
             program.config, manager, cache, config.batching == "static"
         )
+        self.stats = EngineStats(block_nbytes=cache.block_nbytes)
 
     @property
     def programs(self) -> Programs:
@@ -74,6 +74,10 @@ class DeviceLoop:
                 self._program, self._params, self.state, self._pack([])
             )
         return self._programs
+
+    def reset_stats(self) -> None:
+        """Starts counting anew."""
+        self.stats = EngineStats(block_nbytes=self.stats.block_nbytes)
 
     def warmup(self) -> None:
         """Runs each program once on nothing, so that serving compiles nothing."""

@@ -364,8 +364,9 @@ class Engine:
         return MemoryPlan(
             weights=sum(x.nbytes for x in jax.tree.leaves(self.model.params)),
             activations=self._device.programs.activation_bytes,
-            block=cache.nbytes // cache.k.shape[1],
+            block=cache.block_nbytes,
             num_blocks=self._static.num_blocks,
+            host_blocks=self._static.host_blocks,
             block_size=self._static.block_size,
             max_model_len=self._static.max_model_len,
         )
@@ -401,7 +402,7 @@ class Engine:
     def reset_stats(self) -> None:
         """Starts counting anew."""
         self._lengths = []
-        self._device.stats = EngineStats()
+        self._device.reset_stats()
 
     # ------------------------------------------------------------------ internals
 

@@ -185,3 +185,14 @@ def rows_of_group(state: SchedulerState, row: jax.Array) -> jax.Array:
         sequences.status == SequenceStatus.UNFORKED
     )
     return going & (group == group[row])
+
+
+def distinct_tokens(state: SchedulerState, rows: jax.Array) -> jax.Array:
+    """Returns the tokens that rows bool[S] of a group have in the cache, i32[].
+
+    The prompt, which one of them will compute for all, counts once.
+    """
+    sequences, requests = state.sequences, state.requests
+    length = jnp.where(rows, sequences.length, 0)
+    in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
+    return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

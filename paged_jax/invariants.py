@@ -10,8 +10,9 @@ from jax.experimental import checkify
 from paged_jax import prefix_invariants
 from paged_jax.block_pool import BlockPool
 from paged_jax.requests import RequestStatus
-from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.sequences import Sequences, SequenceStatus, on_host
 from paged_jax.state import SchedulerState
+from paged_jax.swap import SwapSpace
 
 _MEANING = {
     "blocks_accounted": "each block but the null block is free, referenced or idle",
@@ -21,6 +22,17 @@ _MEANING = {
     "tables_well_formed": "a row names real blocks, none twice, then the null block",
     "empty_rows_hold_nothing": "a row without a sequence has no blocks and no tokens",
     **prefix_invariants.MEANING,
+}
+
+_SWAP_MEANING = {
+    "host_blocks_accounted": "each block of the host is free or referenced",
+    "host_ref_counts_match": "a host block's ref_count is the number of entries of "
+    "swapped-out tables naming it",
+    "host_free_blocks_distinct": "the host's free list names real blocks, none twice",
+    "host_free_blocks_unreferenced": "no block of the host's free list is referenced",
+    "host_tables_well_formed": "a swapped-out row names real blocks of the host",
+    "swapped_requests_run": "a request that is swapped out is neither queued nor ended",
+    "swapped_whole": "no request has sequences that run and others swapped out",
 }
 
 _GROUP_MEANING = {
@@ -42,38 +54,82 @@ def check_blocks(pool: BlockPool, sequences: Sequences) -> dict[str, jax.Array]:
     Returns:
       Name of each invariant -> bool[], whether it holds.
     """
-    num_blocks, num_free, available = (
-        pool.num_blocks,
-        pool.num_free,
-        pool.num_available,
-    )
+    here = ~on_host(sequences)
     table = sequences.block_table
     named = jnp.arange(sequences.table_width) < sequences.num_blocks[:, None]
-    real = (table >= 1) & (table <= num_blocks)
-    entries = jnp.where(named, table, 0).ravel()
-    names = (
-        jnp.zeros_like(pool.ref_count).at[entries].add(named.ravel().astype(jnp.int32))
-    )
-
-    free = jnp.arange(num_blocks) < num_free
-    stack = pool.free_stack[:num_blocks]
-    times = jnp.zeros_like(pool.ref_count).at[jnp.where(free, stack, 0)].add(1)
-
+    named &= here[:, None]
+    real = (table >= 1) & (table <= pool.num_blocks)
     column = jnp.sort(jnp.where(named, table, -1), axis=1)  # equal neighbours: twice
     twice = (column[:, 1:] == column[:, :-1]) & (column[:, 1:] >= 0)
     occupied = sequences.status != SequenceStatus.EMPTY
     nothing = (sequences.num_blocks == 0) & (sequences.length == 0)
+    well_formed = jnp.where(named, real, table == 0) | ~here[:, None]
     return {
-        "blocks_accounted": available + jnp.sum(pool.ref_count > 0) == num_blocks,
+        **_check_pool(pool, table, named),
+        "tables_well_formed": jnp.all(well_formed) & ~jnp.any(twice),
+        "empty_rows_hold_nothing": jnp.all(occupied | nothing),
+        **prefix_invariants.check_prefix_cache(pool),
+    }
+
+
+def _check_pool(
+    pool: BlockPool, table: jax.Array, named: jax.Array
+) -> dict[str, jax.Array]:
+    """Checks a pool against the entries of block tables that name its blocks.
+
+    Args:
+      pool: a block pool.
+      table: i32[S, T], block tables.
+      named: bool[S, T], which entries name blocks of this pool.
+    """
+    num_blocks, num_free = pool.num_blocks, pool.num_free
+    used = jnp.where(named, table, 0).ravel()
+    names = jnp.zeros_like(pool.ref_count).at[used].add(named.ravel().astype(jnp.int32))
+    free = jnp.arange(num_blocks) < num_free
+    stack = pool.free_stack[:num_blocks]
+    times = jnp.zeros_like(pool.ref_count).at[jnp.where(free, stack, 0)].add(1)
+    accounted = pool.num_available + jnp.sum(pool.ref_count > 0)
+    return {
+        "blocks_accounted": accounted == num_blocks,
         "ref_counts_match": jnp.all(pool.ref_count == names),
         "free_blocks_distinct": (num_free >= 0)
         & jnp.all(~free | ((stack >= 1) & (stack <= num_blocks)))
         & jnp.all(times[1:] <= 1),
         "free_blocks_unreferenced": jnp.all(~free | (pool.ref_count[stack] == 0)),
-        "tables_well_formed": jnp.all(jnp.where(named, real, table == 0))
-        & ~jnp.any(twice),
-        "empty_rows_hold_nothing": jnp.all(occupied | nothing),
-        **prefix_invariants.check_prefix_cache(pool),
+    }
+
+
+def check_swap(state: SchedulerState) -> dict[str, jax.Array]:
+    """Checks the blocks of the host; there is nothing to check if there are none.
+
+    Args:
+      state: scheduler's state, between two steps.
+
+    Returns:
+      Name of each invariant -> bool[], whether it holds.
+    """
+    space, sequences, requests = state.swap, state.sequences, state.requests
+    if not isinstance(space, SwapSpace):
+        return {}
+    there = on_host(sequences)
+    table = sequences.block_table
+    named = jnp.arange(sequences.table_width) < sequences.num_blocks[:, None]
+    named &= there[:, None]
+    real = (table >= 1) & (table <= space.pool.num_blocks)
+    well_formed = jnp.where(named, real, table == 0) | ~there[:, None]
+    swapped = sequences.status == SequenceStatus.SWAPPED
+    running = requests.status[sequences.request] == RequestStatus.RUNNING
+    leader = requests.group if requests.grouped else jnp.arange(requests.null + 1)
+    leader = leader[sequences.request]
+    going = (sequences.status == SequenceStatus.RUNNING) | (
+        sequences.status == SequenceStatus.UNFORKED
+    )
+    apart = (leader[:, None] == leader) & swapped[:, None] & going
+    return {
+        **{f"host_{k}": v for k, v in _check_pool(space.pool, table, named).items()},
+        "host_tables_well_formed": jnp.all(well_formed),
+        "swapped_requests_run": jnp.all(~swapped | running),
+        "swapped_whole": ~jnp.any(apart),
     }
 
 
@@ -165,3 +221,16 @@ def assert_groups(state: SchedulerState) -> None:
     """
     for name, holds in check_groups(state).items():
         checkify.check(holds, f"{name}: it must hold that {_GROUP_MEANING[name]}")
+
+
+def assert_swap(state: SchedulerState) -> None:
+    """Raises, under `checkify.checkify`, if an invariant of `check_swap` is broken.
+
+    Args:
+      state: scheduler's state.
+
+    Raises:
+      checkify.JaxRuntimeError: from `err.throw()`, with the invariant.
+    """
+    for name, holds in check_swap(state).items():
+        checkify.check(holds, f"{name}: it must hold that {_SWAP_MEANING[name]}")

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from paged_jax.compat import to_memory_of
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +125,7 @@ def move_blocks(
 
     def move(i: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
         block = jax.lax.dynamic_index_in_dim(old, source[i], axis=1)
+        block = to_memory_of(new, block)
         return jax.lax.dynamic_update_index_in_dim(new, block, target[i], axis=1)
 
     def body(i: jax.Array, goal: KVCache) -> KVCache:

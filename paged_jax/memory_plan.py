@@ -14,6 +14,7 @@ class MemoryPlan:
       num_blocks: usable KV blocks; the null block is extra.
       block_size: tokens in a block.
       max_model_len: longest sequence in tokens.
+      host_blocks: usable KV blocks of the host, for what is swapped out.
     """
 
     weights: int
@@ -22,6 +23,7 @@ class MemoryPlan:
     num_blocks: int
     block_size: int
     max_model_len: int
+    host_blocks: int = 0
 
     @property
     def kv_cache(self) -> int:
@@ -46,6 +48,7 @@ class MemoryPlan:
     def as_rows(self) -> list[tuple[str, str, str]]:
         """Returns the plan as rows of a table: what, how much, how it comes about."""
         slots = self.num_blocks * self.block_size
+        host = self.host_blocks and (self.host_blocks + 1) * self.block
         return [
             ("weights", _mib(self.weights), _share(self.weights, self.total)),
             (
@@ -65,6 +68,7 @@ class MemoryPlan:
                 f"{self.full_length_requests}",
                 f"{self.max_model_len} tokens take {self.blocks_per_request} blocks",
             ),
+            ("host memory for swap", _mib(host), f"{self.host_blocks} blocks"),
         ]
 
 

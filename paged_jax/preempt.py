@@ -1,4 +1,14 @@
-"""Preempt: when blocks run out, requests give theirs up (paper, section 4.5)."""
+"""Preempt: when blocks run out, requests give theirs up (paper, section 4.5).
+
+Which request is a function, the `VictimRule`; what becomes of it is a setting:
+
+- *Recompute*: its blocks are released, and it goes back to the head of the queue with
+  the tokens that it has generated, to compute them again.
+- *Swap*: its content goes to blocks of the host. It keeps its rows, and is brought back
+  before anything else is admitted (`bring_back.py`).
+
+All of its sequences that have not ended go together: all or nothing.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,12 +20,13 @@ import jax.numpy as jnp
 from paged_jax.block_tables import write_needs
 from paged_jax.config import StepConfig
 from paged_jax.fork import blocks_to_fork
-from paged_jax.groups import rows_of_group
+from paged_jax.groups import distinct_tokens, rows_of_group
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.paged_memory import held_tokens
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
+from paged_jax.swap import SwapSpace, blocks_to_swap_out, move_out
 
 # (state) -> i32[], the running row to preempt next, and its whole group with it.
 VictimRule = Callable[[SchedulerState], jax.Array]
@@ -38,9 +49,9 @@ class Preemption(NamedTuple):
       copying: bool[S]. Rows that copy a shared block before they write to it.
       wanted: i32[]. Blocks that the step takes.
       count: i32[]. Number of victims; a group is one.
-      recomputed: i32[]. Tokens they had in the cache and will compute again, but for
-        those that the prefix cache still has when they are admitted anew; those of a
-        held prefix do not count.
+      recomputed: i32[]. Tokens that those which are not swapped out had in the cache
+        and will compute again, but for those that the prefix cache still has when they
+        are admitted anew; those of a held prefix do not count.
     """
 
     chunk: jax.Array
@@ -60,9 +71,9 @@ def preempt(
 ) -> tuple[SchedulerState, Preemption]:
     """Preempts running requests until the others can write their next tokens.
 
-    Recomputation: a victim's blocks are released, and its request goes back to the head
-    of the queue with the tokens it has generated, to compute them again. Of a group,
-    all sequences that have not ended lose their blocks together: all or nothing.
+    A victim is swapped out if the settings say so for as many sequences, if it has
+    computed something, if none of its sequences waits for the prompt, and if the host
+    has room. Else it is recomputed.
 
     Args:
       config: static settings.
@@ -97,24 +108,52 @@ def preempt(
     ) -> tuple[SchedulerState, Preemption]:
         state, so_far = carry
         row = victim(state)
-        slot, lost = state.sequences.request[row], state.sequences.length[row]
-        shared = held_tokens(config, state.sequences, state.requests, slot)
+        slot = state.sequences.request[row]
         if config.groups:
             rows = rows_of_group(state, row)
-            lost = _distinct_tokens(state, rows)
             leader = state.requests.group[slot]
-            chunk = jnp.where(rows, 0, so_far.chunk)
-            state = _evict_all(config, manager, state, rows)
         else:
-            leader, chunk = slot, so_far.chunk.at[row].set(0)
-            state = _evict(config, manager, state, row)
-        state = dataclasses.replace(state, queue=push_front(state.queue, leader))
-        recomputed = so_far.recomputed + lost - shared
+            rows = jnp.zeros_like(nobody).at[row].set(True)
+            leader = slot
+        lost = distinct_tokens(state, rows)
+        lost -= held_tokens(config, state.sequences, state.requests, slot)
+        chunk = jnp.where(rows, 0, so_far.chunk)
+        swaps = _swaps(config, state, rows, lost)
+        state = _evict_all(config, manager, state, rows & ~swaps)
+        if config.host_blocks:
+            state = _swap_out(config, state, rows & swaps)
+        queue = push_front(state.queue, leader, ~swaps)
+        state = dataclasses.replace(state, queue=queue)
+        recomputed = so_far.recomputed + jnp.where(swaps, 0, lost)
         return state, look(state, chunk, so_far.count + 1, recomputed)
 
     return jax.lax.while_loop(
         short, preempt_one, (state, look(state, chunk, zero, zero))
     )
+
+
+def _swaps(
+    config: StepConfig, state: SchedulerState, rows: jax.Array, lost: jax.Array
+) -> jax.Array:
+    """Whether a victim's rows bool[S] are swapped out, bool[]; see `preempt`."""
+    if not isinstance(state.swap, SwapSpace):
+        return jnp.bool_(False)
+    sequences = state.sequences
+    need = blocks_to_swap_out(sequences, rows, config.block_size)
+    unforked = jnp.any(rows & (sequences.status == SequenceStatus.UNFORKED))
+    several = config.swaps_single | (jnp.sum(rows) > 1)
+    return several & ~unforked & (lost > 0) & (need <= state.swap.pool.num_free)
+
+
+def _swap_out(
+    config: StepConfig, state: SchedulerState, rows: jax.Array
+) -> SchedulerState:
+    """Swaps rows bool[S] out, for which there is room; their request is RUNNING."""
+    assert isinstance(state.swap, SwapSpace)
+    pool, space, sequences = move_out(
+        state.pool, state.swap, state.sequences, rows, config.block_size
+    )
+    return dataclasses.replace(state, pool=pool, sequences=sequences, swap=space)
 
 
 def _evict(
@@ -149,14 +188,3 @@ def _evict_all(
     return jax.lax.while_loop(
         lambda carry: jnp.any(carry[1]), evict_first, (state, rows)
     )[0]
-
-
-def _distinct_tokens(state: SchedulerState, rows: jax.Array) -> jax.Array:
-    """Returns the tokens that the rows of a group have in the cache, i32[].
-
-    The prompt, which one of them will compute for all, counts once.
-    """
-    sequences, requests = state.sequences, state.requests
-    length = jnp.where(rows, sequences.length, 0)
-    in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
-    return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

@@ -12,7 +12,7 @@ class RequestStatus(enum.IntEnum):
 
     EMPTY = 0  # the slot is free
     WAITING = 1
-    RUNNING = 2
+    RUNNING = 2  # its sequences are in the batch, or swapped out
     HELD = 3  # a registered prefix, computed and kept
     FINISHED_LENGTH = 4  # max_tokens or the model length reached
     FINISHED_STOP = 5  # a stop id or a stop string
@@ -127,10 +127,14 @@ def pop(queue: WaitingQueue) -> WaitingQueue:
     )
 
 
-def push_front(queue: WaitingQueue, slot: jax.Array) -> WaitingQueue:
-    """Puts a preempted request back to the head of the queue."""
-    head = (queue.head - 1) % queue.slots.shape[0]
-    return WaitingQueue(queue.slots.at[head].set(slot), head, queue.count + 1)
+def push_front(
+    queue: WaitingQueue, slot: jax.Array, ok: jax.Array | bool = True
+) -> WaitingQueue:
+    """Puts a preempted request back to the head of the queue, if `ok`."""
+    count = jnp.asarray(ok, jnp.int32)
+    head = (queue.head - count) % queue.slots.shape[0]
+    slot = jnp.where(ok, slot, queue.slots[head])
+    return WaitingQueue(queue.slots.at[head].set(slot), head, queue.count + count)
 
 
 def push_back(queue: WaitingQueue, slots: jax.Array, count: jax.Array) -> WaitingQueue:

@@ -9,12 +9,15 @@ from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
+from paged_jax.swap import SwapSpace, release_host_rows
 
 
 def retire(
     config: StepConfig, manager: MemoryManager, state: SchedulerState
 ) -> tuple[SchedulerState, jax.Array]:
     """Releases finished rows; under static batching, once the whole batch has ended.
+
+    Rows that have ended while they were swapped out give back blocks of the host.
 
     Args:
       config: static settings.
@@ -43,5 +46,13 @@ def retire(
         release_first,
         (state.pool, state.sequences, finished),
     )
-    state = dataclasses.replace(state, pool=pool, sequences=sequences)
-    return state, jnp.sum(finished, dtype=jnp.int32)
+    count = jnp.sum(finished, dtype=jnp.int32)
+    space = state.swap
+    if isinstance(space, SwapSpace):
+        dropped = status == SequenceStatus.DROPPED
+        count += jnp.sum(dropped, dtype=jnp.int32)
+        space, sequences = release_host_rows(
+            space, sequences, dropped, state.requests.null
+        )
+    state = dataclasses.replace(state, pool=pool, sequences=sequences, swap=space)
+    return state, count

@@ -88,7 +88,7 @@ def schedule_seconds(
 
     def serve() -> float:
         state = init_state(static, manager, cache, config.batching == "static")
-        state = type(state)(submit(state.scheduler, packed), state.cache)
+        state = dataclasses.replace(state, scheduler=submit(state.scheduler, packed))
         jax.block_until_ready(state)
         started = time.perf_counter()
         state = jax.block_until_ready(

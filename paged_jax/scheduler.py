@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from paged_jax.admit import admit
 from paged_jax.block_tables import BlockCopies, grant_writes, no_copies
+from paged_jax.bring_back import bring_back
 from paged_jax.chunks import plan_chunks
 from paged_jax.config import StepConfig
 from paged_jax.fork import due
@@ -53,7 +54,7 @@ def schedule(
     state: SchedulerState,
     victim: VictimRule = latest_arrival,
 ) -> tuple[SchedulerState, Plan]:
-    """Plans a step: retire, admit, divide the budget, preempt if short, grow.
+    """Plans a step: retire, bring back, admit, divide, preempt if short, grow.
 
     Sections 4.3 to 4.5 of the PagedAttention paper, at the level of single iterations
     (Orca, Yu et al., OSDI 2022). No keys or values are touched, so the same function
@@ -66,9 +67,13 @@ def schedule(
       victim: which request to preempt when blocks run out.
 
     Returns:
-      The state with all blocks of the step granted, and the plan.
+      The state with all blocks of the step granted, and the plan. The moves between
+      the device and the host that are to be made first are in `state.swap`.
     """
+    given_up = 0
     state, retired = retire(config, manager, state)
+    if config.host_blocks:
+        state, given_up = bring_back(config, manager, state)
     state, admitted = admit(config, manager, state)
     chunk = plan_chunks(config, state)
     state, needs = preempt(config, manager, state, chunk, victim)
@@ -100,5 +105,5 @@ def schedule(
         retired=retired,
         admitted=admitted,
         preempted=needs.count,
-        recomputed=needs.recomputed,
+        recomputed=needs.recomputed + given_up,
     )

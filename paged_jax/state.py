@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from paged_jax.kv_cache import KVCache
 from paged_jax.requests import Requests, WaitingQueue
 from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.swap import SwapSpace
 
 
 @jax.tree_util.register_dataclass
@@ -26,6 +27,8 @@ class SchedulerState:
       static_batching: bool[]. Whether a batch runs until its longest member ends.
       log: f32[G, F]. One row of `step_log.Field` for each step since the host looked.
       log_count: i32[]. Rows written.
+      swap: blocks of the host, and the moves between it and the device that the step
+        is to make; () if nothing is ever swapped.
     """
 
     pool: Any
@@ -36,19 +39,30 @@ class SchedulerState:
     static_batching: jax.Array
     log: jax.Array
     log_count: jax.Array
+    swap: SwapSpace | tuple[()] = ()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EngineState:
-    """The scheduler's state and the KV cache."""
+    """The scheduler's state, and keys and values.
+
+    Attributes:
+      scheduler: all else.
+      cache: blocks of the device.
+      host: blocks of the host, for sequences that are swapped out; () if none ever is.
+    """
 
     scheduler: SchedulerState
     cache: KVCache
+    host: KVCache | tuple[()] = ()
 
 
 def active_rows(sequences: Sequences) -> jax.Array:
-    """Returns bool[S]: rows of the batch, ended ones that are not retired included."""
+    """Returns bool[S]: rows in use, but for held prefixes.
+
+    Ended ones that are not retired are among them, and those that are swapped out.
+    """
     status = sequences.status
     return (status != SequenceStatus.EMPTY) & (status != SequenceStatus.HELD)
 

@@ -17,6 +17,7 @@ class EngineStats:
       iterations: steps taken.
       device_seconds: wall-clock time in the device's loops, reading their reports
         included.
+      block_nbytes: bytes of keys and values of one block, in all layers.
       log: f32[iterations, F], rows of `step_log.Field`; empty if not recorded.
     """
 
@@ -24,6 +25,7 @@ class EngineStats:
     output_tokens: int = 0
     iterations: int = 0
     device_seconds: float = 0.0
+    block_nbytes: int = 0
     log_parts: list[np.ndarray] = dataclasses.field(default_factory=list, repr=False)
 
     @property
@@ -41,6 +43,28 @@ class EngineStats:
     def evicted_blocks(self) -> int:
         """Cached blocks that were granted anew; 0 if not recorded."""
         return int(self.log[:, Field.EVICTED_BLOCKS].sum())
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens computed again after a preemption; 0 if not recorded."""
+        return int(self.log[:, Field.RECOMPUTED].sum())
+
+    @property
+    def recomputed_share(self) -> float:
+        """`recomputed_tokens` for each generated token."""
+        return self.recomputed_tokens / max(self.output_tokens, 1)
+
+    @property
+    def copied_blocks(self) -> int:
+        """Blocks copied on write; 0 if not recorded."""
+        return int(self.log[:, Field.COPIED_BLOCKS].sum())
+
+    @property
+    def swapped_blocks(self) -> tuple[int, int]:
+        """Blocks copied to the host, and back; 0 if not recorded."""
+        fields = Field.SWAPPED_OUT_BLOCKS, Field.SWAPPED_IN_BLOCKS
+        out, back = (int(self.log[:, field].sum()) for field in fields)
+        return out, back
 
     @property
     def host_syncs_per_token(self) -> float:

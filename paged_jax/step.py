@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from paged_jax.batch import TokenBatch
 from paged_jax.commit import commit
 from paged_jax.config import StepConfig
-from paged_jax.kv_cache import KVCache, copy_blocks
+from paged_jax.kv_cache import KVCache, copy_blocks, move_blocks
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.pack import pack
 from paged_jax.preempt import VictimRule, latest_arrival
@@ -19,6 +19,7 @@ from paged_jax.sampling import Samples, sample
 from paged_jax.scheduler import Plan, schedule
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step_log import write_log
+from paged_jax.swap import SwapSpace
 
 Params = Any
 LoopFn = Callable[..., Any]
@@ -167,8 +168,32 @@ def _in_bucket(
     return carry[1], carry[2]
 
 
+def _move(state: EngineState) -> EngineState:
+    """Makes the moves between the device and the host that a plan asks for.
+
+    Swap-ins, then swap-outs, then (with the forward pass) copies on write. That order
+    is right whatever was granted in which order:
+
+    - A swap-in writes to blocks that were free when the step began or that it was
+      granted itself: no swap-out reads anything else there.
+    - The blocks of the host that it reads may be granted to a swap-out of the same
+      step, which writes them after they were read. None is read that is written in this
+      step: sequences come back before others go.
+    - The blocks that a swap-out reads may be granted to rows that grow or copy, and to
+      nobody else: they are written after they were read. A copy reads blocks that some
+      row of the batch names, and that a swap-in may just have filled.
+    """
+    space = state.scheduler.swap
+    if not (isinstance(space, SwapSpace) and isinstance(state.host, KVCache)):
+        return state
+    ins, outs = space.ins, space.outs
+    cache = move_blocks(state.host, state.cache, ins.source, ins.target, ins.count)
+    host = move_blocks(cache, state.host, outs.source, outs.target, outs.count)
+    return dataclasses.replace(state, cache=cache, host=host)
+
+
 def step(program: Program, params: Params, state: EngineState) -> EngineState:
-    """Takes one step: schedule, copy on write, forward, sample, commit.
+    """Takes one step: schedule, swap, copy on write, forward, sample, commit.
 
     The bucket, the number of tokens that the step is padded to, is chosen on the
     device.
@@ -184,13 +209,14 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     scheduler, plan = schedule(
         program.config, program.manager, state.scheduler, program.victim
     )
-    state = dataclasses.replace(state, scheduler=scheduler)
+    state = _move(dataclasses.replace(state, scheduler=scheduler))
     cache, samples = _in_bucket(program, params, state, plan)
     scheduler = write_log(program.config, program.manager, scheduler, plan)
     if program.config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    return EngineState(commit(program.config, scheduler, plan, samples), cache)
+    scheduler = commit(program.config, scheduler, plan, samples)
+    return dataclasses.replace(state, scheduler=scheduler, cache=cache)
 
 
 def run_steps(

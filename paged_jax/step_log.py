@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.scheduler import Plan
-from paged_jax.sequences import SequenceStatus
+from paged_jax.sequences import SequenceStatus, on_host
 from paged_jax.shared_blocks import read_counts
 from paged_jax.state import SchedulerState, active_rows
+from paged_jax.swap import SwapSpace
 
 
 class Field(enum.IntEnum):
@@ -38,6 +39,9 @@ class Field(enum.IntEnum):
     HIT_TOKENS = 17  # tokens that admitted sequences found in the prefix cache
     IDLE_BLOCKS = 18  # cached ones without a user, part of FREE_BLOCKS
     EVICTED_BLOCKS = 19  # idle ones that were granted anew
+    SWAPPED = 20  # requests that are swapped out
+    SWAPPED_OUT_BLOCKS = 21  # copied to the host
+    SWAPPED_IN_BLOCKS = 22  # copied back
 
 
 def write_log(
@@ -65,7 +69,8 @@ def write_log(
     if config.log_length == 0:
         return state
     sequences = state.sequences
-    active = active_rows(sequences)
+    active = active_rows(sequences) & ~on_host(sequences)
+    swapped, moved_out, moved_in = _count_swapped(state)
     count = _count_slots(config, manager, state, sequences.length + plan.chunk)
     running = sequences.status == SequenceStatus.RUNNING
 
@@ -91,6 +96,9 @@ def write_log(
         Field.HIT_TOKENS: hits,
         Field.IDLE_BLOCKS: idle,
         Field.EVICTED_BLOCKS: evicted,
+        Field.SWAPPED: swapped,
+        Field.SWAPPED_OUT_BLOCKS: moved_out,
+        Field.SWAPPED_IN_BLOCKS: moved_in,
     }
     values = jnp.stack([row[field].astype(jnp.float32) for field in Field])
     if config.prefix_caching:
@@ -102,6 +110,29 @@ def write_log(
         log=state.log.at[state.log_count].set(values),
         log_count=state.log_count + 1,
     )
+
+
+def _count_swapped(
+    state: SchedulerState,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Counts requests that are swapped out, and blocks moved out and in, i32[]."""
+    zero = jnp.int32(0)
+    if not isinstance(state.swap, SwapSpace):
+        return zero, zero, zero
+    requests, slot = state.requests, state.sequences.request
+    swapped = state.sequences.status == SequenceStatus.SWAPPED
+    leader = requests.group[slot] if requests.grouped else slot
+
+    def count() -> jax.Array:
+        at = jnp.where(swapped, leader, requests.null)
+        return jnp.sum(
+            jnp.zeros(requests.null + 1, jnp.int32)
+            .at[at]
+            .max(swapped.astype(jnp.int32))
+        )
+
+    number = jax.lax.cond(jnp.any(swapped), count, lambda: zero)
+    return number, state.swap.outs.count, state.swap.ins.count
 
 
 class _Slots(NamedTuple):
@@ -133,7 +164,7 @@ def _count_slots(
     """
     sequences, requests = state.sequences, state.requests
     running = sequences.status == SequenceStatus.RUNNING
-    active = active_rows(sequences)
+    active = active_rows(sequences) & ~on_host(sequences)
     granted = sequences.num_blocks * config.block_size
     if manager.grows:
         expected = granted
@@ -181,5 +212,6 @@ def _count_slots(
         )
 
     in_use = config.num_blocks - manager.num_free(state.pool)
-    is_shared = jnp.sum(sequences.num_blocks) > in_use
+    named = jnp.where(on_host(sequences), 0, sequences.num_blocks)
+    is_shared = jnp.sum(named) > in_use
     return jax.lax.cond(is_shared, together, apart)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.config import StepConfig
-from paged_jax.kv_cache import KVCache
+from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.requests import (
     RequestStatus,
@@ -21,6 +21,7 @@ from paged_jax.requests import (
 from paged_jax.sequences import init_sequences
 from paged_jax.state import EngineState, SchedulerState
 from paged_jax.step_log import Field
+from paged_jax.swap import init_swap_space
 
 
 class NewRequest(NamedTuple):
@@ -147,6 +148,7 @@ def init_scheduler(
         static_batching=jnp.bool_(static_batching),
         log=jnp.zeros((config.log_length, len(Field)), jnp.float32),
         log_count=jnp.int32(0),
+        swap=init_swap_space(config.host_blocks) if config.host_blocks else (),
     )
 
 
@@ -160,7 +162,11 @@ def init_state(
 
     Every leaf is a buffer of its own, so that all of them can be donated.
     """
-    state = EngineState(init_scheduler(config, manager, static_batching), cache)
+    host = ()
+    if config.host_blocks:
+        layers, _, *block = cache.k.shape
+        host = init_kv_cache(layers, config.host_blocks, *block, cache.k.dtype)
+    state = EngineState(init_scheduler(config, manager, static_batching), cache, host)
     return jax.tree.map(lambda x: x.copy(), state)
 
 

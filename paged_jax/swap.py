@@ -28,8 +28,8 @@ class BlockMoves:
     """Blocks to move from one pool to the other, in this order.
 
     Attributes:
-      source: i32[Hp + 1]. Blocks to read; the first `count` are valid. The last place is
-        never one of them.
+      source: i32[Hp + 1]. Blocks to read; the first `count` are valid, and never the
+        last place.
       target: i32[Hp + 1]. Blocks of the other pool to write.
       count: i32[].
     """

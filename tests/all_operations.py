@@ -424,16 +424,13 @@ def _run(program, texts, shape: Shape) -> Trace:
 
 def _check_blocks(state: _State) -> dict[str, jax.Array]:
     """Checks both pools, each against the rows whose tables name its blocks."""
-    swapped = on_host(state.sequences)
-
-    def only(rows):
-        return jax.tree.map(
-            lambda x: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, 0),
-            state.sequences,
-        )
-
-    device = invariants.check_blocks(state.pool, only(~swapped))
-    host = invariants.check_blocks(state.space.pool, only(swapped))
+    sequences, swapped = state.sequences, on_host(state.sequences)
+    there = jax.tree.map(
+        lambda x: jnp.where(swapped.reshape(-1, *[1] * (x.ndim - 1)), x, 0), sequences
+    )
+    there = dataclasses.replace(there, status=swapped.astype(jnp.int32))
+    host = invariants.check_blocks(state.space.pool, there)
+    device = invariants.check_blocks(state.pool, sequences)
     return device | {f"host: {name}": value for name, value in host.items()}
 
 

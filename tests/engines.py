@@ -1,6 +1,7 @@
 """Small engines for tests; equal settings share their compiled programs."""
 
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -9,12 +10,12 @@ import numpy as np
 import tokenizers
 
 from paged_jax import Engine, EngineConfig, SamplingParams
-from paged_jax.invariants import check_blocks, check_groups
+from paged_jax.invariants import check_blocks, check_groups, check_swap
 from paged_jax.models import llama
 from paged_jax.models.checkpoint import LoadedModel
 from paged_jax.models.config import tiny
 from paged_jax.requests import RequestStatus
-from paged_jax.sequences import SequenceStatus
+from paged_jax.sequences import SequenceStatus, on_host
 from paged_jax.tokenizer import Tokenizer
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -130,6 +131,7 @@ def assert_sound(engine: Engine) -> None:
 @functools.partial(jax.jit, static_argnums=1)
 def _holds(state, block_size):
     holds = check_blocks(state.pool, state.sequences) | check_groups(state)
+    holds |= check_swap(state)
     sequences = state.sequences
     slots = sequences.num_blocks * block_size
     return holds | {"tokens have slots": (sequences.length <= slots).all()}
@@ -142,6 +144,8 @@ def assert_all_free(engine: Engine) -> None:
     pool = state.pool
     free = pool.num_available if engine.config.memory == "paged" else pool.num_free
     assert int(free) == engine.config.total_blocks
+    if state.swap:
+        assert int(state.swap.pool.num_free) == state.swap.pool.num_blocks
     assert not state.sequences.num_blocks.any()
     assert not state.sequences.status.any()
     assert (state.requests.status == RequestStatus.EMPTY).all()
@@ -153,34 +157,41 @@ def assert_all_free(engine: Engine) -> None:
 @jax.jit
 def _poison(state):
     """Writes NaN to every slot that holds no token of a sequence or cached block."""
-    sequences, cache = state.scheduler.sequences, state.cache
-    size = cache.block_size
-    position = jnp.arange(sequences.table_width * size)
+    sequences = state.scheduler.sequences
+    there = on_host(sequences)[:, None]
+    position = jnp.arange(sequences.table_width * state.cache.block_size)
     used = (sequences.status != SequenceStatus.EMPTY)[:, None]
     used &= position < sequences.length[:, None]
-    block = jnp.repeat(sequences.block_table, size, axis=1)
-    num_blocks = cache.k.shape[1]
-    keep = jnp.zeros((num_blocks, size), bool)
-    keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
+
+    def poison_one(cache, used, cached=False):
+        size = cache.block_size
+        block = jnp.repeat(sequences.block_table, size, axis=1)
+        keep = jnp.zeros((cache.k.shape[1], size), bool)
+        keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
+        keep = (keep | cached).at[0].set(False)
+        mask = keep[None, :, :, None, None]
+        return jax.tree.map(lambda x: jnp.where(mask, x, jnp.nan), cache), keep.sum()
+
+    cached = False
     if prefix_cache := getattr(state.scheduler.pool, "prefix_cache", ()):
-        keep |= (prefix_cache.parent >= 0)[:, None]
-    keep = keep.at[0].set(False)[None, :, :, None, None]
-    return jax.tree.map(lambda x: jnp.where(keep, x, jnp.nan), cache), keep.sum()
+        cached = (prefix_cache.parent >= 0)[:, None]
+    cache, kept = poison_one(state.cache, used & ~there, cached)
+    host = poison_one(state.host, used & there)[0] if state.host else ()
+    return dataclasses.replace(state, cache=cache, host=host), kept
 
 
 def poison(engine):
     """Poisons the memory that nobody may read; returns the slots that are left."""
     device = engine._device
-    cache, kept = _poison(device.state)
-    device.state = type(device.state)(device.state.scheduler, cache)
+    device.state, kept = _poison(device.state)
     return int(kept)
 
 
 def clean(engine: Engine) -> None:
     """Takes the NaN out again: tests that follow may be about something else."""
     device = engine._device
-    cache = jax.tree.map(jnp.nan_to_num, device.state.cache)
-    device.state = type(device.state)(device.state.scheduler, cache)
+    cache, host = jax.tree.map(jnp.nan_to_num, (device.state.cache, device.state.host))
+    device.state = dataclasses.replace(device.state, cache=cache, host=host)
 
 
 @contextlib.contextmanager

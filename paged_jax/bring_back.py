@@ -1,0 +1,189 @@
+"""Bring back: what was swapped out returns before anything else is admitted."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.block_tables import write_needs
+from paged_jax.cached_blocks import cache_full_blocks
+from paged_jax.config import StepConfig
+from paged_jax.groups import distinct_tokens, goals, promised
+from paged_jax.memory_managers import MemoryManager
+from paged_jax.paged_memory import held_tokens
+from paged_jax.requests import RequestStatus, push_front
+from paged_jax.sequences import SequenceStatus, blocks_for
+from paged_jax.state import SchedulerState
+from paged_jax.swap import (
+    SwapSpace,
+    blocks_to_swap_in,
+    forget_moves,
+    move_in,
+    release_host_rows,
+)
+
+
+class _Next(NamedTuple):
+    """The swapped-out request that is next in line.
+
+    Attributes:
+      rows: bool[S]. Its rows; none if nothing is swapped out.
+      need: i32[S]. Blocks that each row is to name.
+      copies: i32[]. Copies on write that its next tokens take.
+      fits: bool[]. Whether it can be brought back.
+    """
+
+    rows: jax.Array
+    need: jax.Array
+    copies: jax.Array
+    fits: jax.Array
+
+
+def bring_back(
+    config: StepConfig, manager: MemoryManager, state: SchedulerState
+) -> tuple[SchedulerState, jax.Array]:
+    """Swaps requests in, in order of arrival, while they fit.
+
+    A request fits if the pool can grant the blocks that its sequences had and those of
+    their next tokens, and leave the watermark beside what the running sequences need in
+    this step. All of its sequences come back, or none does. If nothing runs, the
+    watermark is waived.
+
+    If nothing runs and the first in line does not fit, the pool will never have more
+    for it: held prefixes take the room, which it may have shared before it was swapped
+    out. Then all that is swapped out is recomputed, so that nobody waits for ever.
+
+    Args:
+      config: static settings, with blocks of the host.
+      manager: memory manager.
+      state: scheduler's state; the moves of the last step have been made.
+
+    Returns:
+      The state, and i32[], tokens that will be computed again.
+    """
+    assert isinstance(state.swap, SwapSpace)
+    state = dataclasses.replace(state, swap=forget_moves(state.swap))
+    swapped = jnp.any(state.sequences.status == SequenceStatus.SWAPPED)
+    nothing = _Next(
+        rows=jnp.zeros(config.num_rows, bool),
+        need=jnp.zeros(config.num_rows, jnp.int32),
+        copies=jnp.int32(0),
+        fits=jnp.bool_(False),
+    )
+    owed = jax.lax.cond(swapped, lambda: _owed(config, state), lambda: jnp.int32(0))
+    first = jax.lax.cond(
+        swapped, lambda: _look(config, manager, state, owed), lambda: nothing
+    )
+
+    def bring_first(carry):
+        state, owed, first = carry
+        state = _swap_in(state, first)
+        owed += first.copies
+        return state, owed, _look(config, manager, state, owed)
+
+    state, _, first = jax.lax.while_loop(
+        lambda carry: carry[2].fits, bring_first, (state, owed, first)
+    )
+    running = jnp.any(state.sequences.status == SequenceStatus.RUNNING)
+    stuck = ~running & jnp.any(first.rows)
+    return _recompute_all(config, state, stuck)
+
+
+def _owed(config: StepConfig, state: SchedulerState) -> jax.Array:
+    """Returns the blocks that the batch is about to take, i32[]; as admission does."""
+    running = state.sequences.status == SequenceStatus.RUNNING
+    pending = jnp.where(running, goals(config, state) - state.sequences.length, 0)
+    growing, copying = write_needs(
+        state.pool, state.sequences, pending, config.block_size, config.sharing
+    )
+    return jnp.sum(growing | copying, dtype=jnp.int32) + promised(config, state)
+
+
+def _rows_of(config: StepConfig, state: SchedulerState, row: jax.Array) -> jax.Array:
+    """Returns bool[S]: the SWAPPED rows of a SWAPPED row's request."""
+    sequences, requests = state.sequences, state.requests
+    leader = requests.group if config.groups else jnp.arange(requests.null + 1)
+    leader = leader[sequences.request]
+    return (sequences.status == SequenceStatus.SWAPPED) & (leader == leader[row])
+
+
+def _look(
+    config: StepConfig, manager: MemoryManager, state: SchedulerState, owed: jax.Array
+) -> _Next:
+    """Looks at the request that is next in line, if there is one."""
+    sequences, requests = state.sequences, state.requests
+    size = config.block_size
+    swapped = sequences.status == SequenceStatus.SWAPPED
+    arrival = requests.arrival[sequences.request]
+    last = jnp.iinfo(jnp.int32).max
+    row = jnp.argmin(jnp.where(swapped, arrival, last)).astype(jnp.int32)
+    rows = _rows_of(config, state, row)
+    need = blocks_for(requests.length[sequences.request], size)
+    # Of rows that write to one block all but one copy it.
+    logical = sequences.length // size
+    every = jnp.arange(config.num_rows, dtype=jnp.int32)
+    written = sequences.block_table[every, jnp.minimum(logical, config.table_width - 1)]
+    inside = rows & (logical < sequences.num_blocks)
+    same = (written[:, None] == written) & inside & (every[:, None] > every)
+    copies = jnp.sum(inside & jnp.any(same, axis=1), dtype=jnp.int32)
+    total = blocks_to_swap_in(sequences, rows, need) + copies + owed
+    running = jnp.any(sequences.status == SequenceStatus.RUNNING)
+    total += jnp.where(running, config.watermark_blocks, 0)
+    fits = jnp.any(swapped) & (total <= manager.num_free(state.pool))
+    return _Next(rows, need, copies, fits)
+
+
+def _swap_in(state: SchedulerState, first: _Next) -> SchedulerState:
+    """Swaps a request in, which fits; it looks as it did when it was swapped out."""
+    assert isinstance(state.swap, SwapSpace)
+    pool, space, sequences = move_in(
+        state.pool, state.swap, state.sequences, first.rows, first.need
+    )
+    state = dataclasses.replace(state, pool=pool, sequences=sequences, swap=space)
+    # What is cached of it is shared again. The moves are made before anything is read.
+    start = jnp.where(first.rows, 0, sequences.length)
+    return cache_full_blocks(state, start)
+
+
+def _recompute_all(
+    config: StepConfig, state: SchedulerState, stuck: jax.Array
+) -> tuple[SchedulerState, jax.Array]:
+    """Sends what is swapped out back to the queue if `stuck`, the last to come first.
+
+    Returns:
+      The state, and i32[], tokens that will be computed again.
+    """
+
+    def swapped(state: SchedulerState) -> jax.Array:
+        return state.sequences.status == SequenceStatus.SWAPPED
+
+    def goes_on(carry):
+        state, _ = carry
+        return stuck & jnp.any(swapped(state))
+
+    def recompute_last(carry):
+        state, lost = carry
+        sequences, requests = state.sequences, state.requests
+        arrival = requests.arrival[sequences.request]
+        lowest = jnp.iinfo(jnp.int32).min
+        row = jnp.argmax(jnp.where(swapped(state), arrival, lowest)).astype(jnp.int32)
+        rows = _rows_of(config, state, row)
+        slot = sequences.request[row]
+        lost += distinct_tokens(state, rows)
+        lost -= held_tokens(config, sequences, requests, slot)
+        leader = requests.group[slot] if config.groups else slot
+        slots = jnp.where(rows, sequences.request, requests.null)
+        status = jnp.where(rows, RequestStatus.WAITING, requests.status[requests.null])
+        status = requests.status.at[slots].set(status)
+        space, sequences = release_host_rows(state.swap, sequences, rows, requests.null)
+        state = dataclasses.replace(
+            state,
+            sequences=sequences,
+            requests=dataclasses.replace(requests, status=status),
+            queue=push_front(state.queue, leader),
+            swap=space,
+        )
+        return state, lost
+
+    return jax.lax.while_loop(goes_on, recompute_last, (state, jnp.int32(0)))
