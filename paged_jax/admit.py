@@ -62,6 +62,7 @@ def admit(
 
     A group fits if there are rows for all of its sequences, and blocks for all their
     known tokens. Its carrier is granted those of the prompt; the others get a row.
+    Where memory is not shared, each member is granted its own.
 
     With a prefix cache, a request waits while the block that it would compute first is
     one that a running sequence in prefill is about to compute: it shares it a few steps
@@ -146,13 +147,17 @@ def admit(
         state = dataclasses.replace(
             state, pool=pool, sequences=sequences, queue=pop(state.queue)
         )
-        if config.groups:
+        if config.forks:
             state = _seat_members(config, state, slot)
+        elif config.groups:
+            state = _grant_members(config, manager, state, slot, r.shared)
         state = _mark(config, state, slot, True, RequestStatus.RUNNING, event=0)
         sequences = state.sequences
         shared = sequences.length[row]
         active = r.active + rows
         tokens_left = r.tokens_left - (goal - shared)
+        if config.groups and not config.forks:
+            tokens_left -= (goal - shared) * (rows - 1)
         return _Round(
             state=state,
             active=active,
@@ -209,6 +214,48 @@ def _seat_members(
             status=jnp.where(takes, SequenceStatus.UNFORKED, sequences.status),
         ),
     )
+
+
+def _grant_members(
+    config: StepConfig,
+    manager: MemoryManager,
+    state: SchedulerState,
+    carrier: jax.Array,
+    shared: SharedBlocks,
+) -> SchedulerState:
+    """Gives the other members of a group rows and blocks of their own.
+
+    Args:
+      config: static settings; memory is not shared.
+      manager: memory manager.
+      state: scheduler's state; the carrier has its row, and all members are WAITING.
+      carrier: i32[], its request slot.
+      shared: nothing.
+
+    Returns:
+      The state; all of them fit, the caller has checked.
+    """
+    requests = state.requests
+
+    def grant_next(carry):
+        pool, sequences, left = carry
+        slot = jnp.argmax(left).astype(jnp.int32)
+        row = jnp.argmax(sequences.status == SequenceStatus.EMPTY).astype(jnp.int32)
+        pool, sequences = manager.grant(
+            config, pool, sequences, requests, slot, row, shared
+        )
+        sequences = dataclasses.replace(
+            sequences, request=sequences.request.at[row].set(slot)
+        )
+        return pool, sequences, left.at[slot].set(False)
+
+    others = waiting_members(requests, carrier).at[carrier].set(False)
+    pool, sequences, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[2]),
+        grant_next,
+        (state.pool, state.sequences, others),
+    )
+    return dataclasses.replace(state, pool=pool, sequences=sequences)
 
 
 def _reject_first(

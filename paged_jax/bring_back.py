@@ -170,7 +170,7 @@ def _recompute_all(
         row = jnp.argmax(jnp.where(swapped(state), arrival, lowest)).astype(jnp.int32)
         rows = _rows_of(config, state, row)
         slot = sequences.request[row]
-        lost += distinct_tokens(state, rows)
+        lost += distinct_tokens(config, state, rows)
         lost -= held_tokens(config, sequences, requests, slot)
         leader = requests.group[slot] if config.groups else slot
         slots = jnp.where(rows, sequences.request, requests.null)

@@ -132,6 +132,17 @@ def can_allocate(pool: BuddyPool, order: jax.Array | int) -> jax.Array:
     return found.any() & jnp.asarray(order >= 0)
 
 
+def num_chunks(pool: BuddyPool, order: jax.Array | int) -> jax.Array:
+    """Returns i32[]: how many chunks of this order could be taken one after another.
+
+    Looks at the whole pool: for those who need several at once.
+    """
+    level = pool.chunk - 1  # of free chunks; below 0 elsewhere
+    fits = (level >= order) & (level >= 0)
+    count = jnp.left_shift(jnp.int32(1), jnp.where(fits, level - order, 0))
+    return jnp.sum(jnp.where(fits, count, 0), dtype=jnp.int32)
+
+
 def allocate(
     pool: BuddyPool, order: jax.Array | int, valid: jax.Array | bool = True
 ) -> tuple[BuddyPool, jax.Array, jax.Array]:

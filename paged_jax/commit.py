@@ -4,11 +4,12 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from paged_jax.beam_step import advance_beams, beam_rows
 from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import StepConfig
 from paged_jax.fork import fork_due
 from paged_jax.requests import RequestStatus
-from paged_jax.sampling import Samples
+from paged_jax.sampling import Candidates, Samples
 from paged_jax.scheduler import Plan
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
@@ -37,18 +38,19 @@ def commit(
     sequences = dataclasses.replace(sequences, length=length)
     state = dataclasses.replace(state, sequences=sequences)
     state = cache_full_blocks(state, length - plan.chunk)
-    if config.groups:
+    if config.forks:
         # Only now, so that the step has written to no block that is shared, and that
         # all members name the blocks that are cached.
         state = fork_due(config, state, plan.forks, plan.source)
     sequences = state.sequences
-    slot = jnp.where(plan.samples, sequences.request, requests.null)
+    draws = plan.samples & ~beam_rows(state) if config.beams else plan.samples
+    slot = jnp.where(draws, sequences.request, requests.null)
     position = requests.length[slot]
-    count = plan.samples.astype(jnp.int32)
+    count = draws.astype(jnp.int32)
 
     stopped = jnp.any(requests.stop_ids[slot] == samples.tokens[:, None], axis=1)
     full = position + 1 >= requests.max_len[slot]
-    ended = plan.samples & (stopped | full)
+    ended = draws & (stopped | full)
     end_status = jnp.where(
         stopped, RequestStatus.FINISHED_STOP, RequestStatus.FINISHED_LENGTH
     )
@@ -56,7 +58,7 @@ def commit(
     status = jnp.where(ended, end_status, requests.status[touched])
     status = jnp.where(held, RequestStatus.HELD, status)
 
-    first = plan.samples & (position == requests.prompt_len[slot])
+    first = draws & (position == requests.prompt_len[slot])
     timeline = requests.timeline[touched]
     timeline = timeline.at[:, 1].set(jnp.where(first, state.iteration, timeline[:, 1]))
     timeline = timeline.at[:, 2].set(
@@ -75,9 +77,9 @@ def commit(
     row_status = jnp.where(ended, SequenceStatus.FINISHED, sequences.status)
     row_status = jnp.where(held, SequenceStatus.HELD, row_status)
     sequences = dataclasses.replace(sequences, status=row_status)
-    return dataclasses.replace(
-        state,
-        sequences=sequences,
-        requests=requests,
-        iteration=state.iteration + 1,
-    )
+    state = dataclasses.replace(state, sequences=sequences, requests=requests)
+    if config.beams:
+        assert isinstance(samples.candidates, Candidates)
+        beams = plan.samples & ~draws
+        state = advance_beams(config, state, beams, samples.candidates)
+    return dataclasses.replace(state, iteration=state.iteration + 1)

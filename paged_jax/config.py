@@ -14,6 +14,7 @@ ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 KV_DTYPES = ("float32", "bfloat16", "float16")
+MAX_BEAM_WIDTH = 16
 
 
 class ConfigError(ValueError):
@@ -37,6 +38,8 @@ class EngineConfig:
       max_prefixes: prefixes that can be registered at once.
       max_n: most sequences that one request may ask for (`SamplingParams.n`, or
         `best_of`); each is one of `max_seqs` and of `max_requests`.
+      max_beam_width: most beams of a beam search (`SamplingParams.beam_width`), 1 to
+        16; each is one of `max_seqs` and of `max_requests`. 1: no beam search.
       token_budget: most tokens computed in one step.
       chunked_prefill: whether a prompt may be computed over several steps, so that it
         never keeps the decoding sequences waiting. If not, prompts longer than the
@@ -80,6 +83,7 @@ class EngineConfig:
     max_requests: int = 256
     max_prefixes: int = 2
     max_n: int = 1
+    max_beam_width: int = 1
     token_budget: int = 128
     chunked_prefill: bool = True
     watermark: float = 0.01
@@ -157,12 +161,19 @@ class EngineConfig:
                 f"token_budget is {self.token_budget} and max_seqs {self.max_seqs}; a "
                 "step must have room for one token of each sequence: raise token_budget"
             )
-        for name in ("max_seqs", "max_requests"):
-            if self.max_n > getattr(self, name):
-                raise ConfigError(
-                    f"max_n is {self.max_n} and {name} {getattr(self, name)}; the "
-                    f"sequences of a request run at once: lower max_n or raise {name}"
-                )
+        if not 1 <= self.max_beam_width <= MAX_BEAM_WIDTH:
+            raise ConfigError(
+                f"max_beam_width is {self.max_beam_width}; it must be from 1 to "
+                f"{MAX_BEAM_WIDTH}"
+            )
+        for most in ("max_n", "max_beam_width"):
+            for name in ("max_seqs", "max_requests"):
+                if getattr(self, most) > getattr(self, name):
+                    raise ConfigError(
+                        f"{most} is {getattr(self, most)} and {name} "
+                        f"{getattr(self, name)}; the sequences of a request run at "
+                        f"once: lower {most} or raise {name}"
+                    )
         if self.total_blocks < self.blocks_per_request:
             raise ConfigError(
                 f"the KV budget is {self.total_blocks} blocks, and one request of "
@@ -188,9 +199,10 @@ class EngineConfig:
         """Returns the part of the settings that is compiled into the step."""
         paged = self.memory == "paged"
         num_prefixes = self.max_prefixes if paged and self.sharing else 0
-        sharing = paged and self.sharing and (num_prefixes > 0 or self.max_n > 1)
+        several = self.max_n > 1 or self.max_beam_width > 1
+        sharing = paged and self.sharing and (num_prefixes > 0 or several)
         swaps_single = paged and self.preemption == "swap"
-        swaps_groups = sharing and self.max_n > 1 and self.preemption == "auto"
+        swaps_groups = sharing and several and self.preemption == "auto"
         host_blocks = 0
         if swaps_single or swaps_groups:
             host_blocks = self.host_blocks
@@ -208,7 +220,8 @@ class EngineConfig:
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
             sharing=sharing,
-            several=self.max_n > 1,
+            several=several,
+            max_beam_width=self.max_beam_width,
             prefix_caching=self.prefix_caching,
             host_blocks=host_blocks,
             swaps_single=swaps_single and host_blocks > 0,
@@ -240,7 +253,8 @@ class StepConfig:
       chunked_prefill: whether a prompt may be spread over steps.
       watermark_blocks: blocks that admission leaves free.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
-      several: whether a request may ask for several sequences.
+      several: whether a request may ask for several sequences, or beams.
+      max_beam_width: most beams of a search; 1 compiles beam search out.
       prefix_caching: whether full blocks are cached.
       host_blocks: Hp, blocks of the host for what is swapped out; 0 if nothing ever is,
         and then swapping is compiled out.
@@ -264,6 +278,7 @@ class StepConfig:
     watermark_blocks: int
     sharing: bool
     several: bool
+    max_beam_width: int
     prefix_caching: bool
     host_blocks: int
     swaps_single: bool
@@ -272,9 +287,27 @@ class StepConfig:
     log_length: int
 
     @property
-    def groups(self) -> bool:
-        """Whether the sequences of a request share their prompt (see `groups`)."""
+    def beams(self) -> bool:
+        """Whether there may be beam searches."""
+        return self.max_beam_width > 1
+
+    @property
+    def forks(self) -> bool:
+        """Whether the sequences of a request share their prompt."""
         return self.several and self.sharing
+
+    @property
+    def groups(self) -> bool:
+        """Whether there are groups (see `groups`): beams are one in any case."""
+        return self.forks or self.beams
+
+    @property
+    def num_candidates(self) -> int:
+        """C, extensions of a beam that are looked at.
+
+        As many as beams, even if each stop id is among the likeliest tokens.
+        """
+        return self.max_beam_width + self.max_stop_ids
 
 
 def token_buckets(token_budget: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from paged_jax import buddy
 from paged_jax.config import StepConfig
+from paged_jax.groups import waiting_members
 from paged_jax.requests import Requests
 from paged_jax.sequences import Sequences, SequenceStatus, blocks_for
 from paged_jax.shared_blocks import SharedBlocks, no_shared_blocks
@@ -50,9 +51,16 @@ def fits(
     shared: SharedBlocks,
     headroom: jax.Array,
 ) -> jax.Array:
-    """Whether a chunk is free that is large enough; the watermark does not apply."""
+    """Whether a chunk is free that is large enough; the watermark does not apply.
+
+    Of a group, whether there is one for each member.
+    """
     del shared, headroom
-    return buddy.can_allocate(pool, _order(config, requests, slot))
+    order = _order(config, requests, slot)
+    if not config.groups:
+        return buddy.can_allocate(pool, order)
+    members = jnp.sum(waiting_members(requests, slot), dtype=jnp.int32)
+    return buddy.num_chunks(pool, order) >= members
 
 
 def grant(

@@ -126,7 +126,9 @@ class DeviceLoop:
             read: Outputs = self._read(
                 self.programs.collect(self.state, self._slots(some))
             )
-            results += [Outputs(*(x[i] for x in read)) for i in range(len(some))]
+            results += [
+                jax.tree.map(lambda x, i=i: x[i], read) for i in range(len(some))
+            ]
         return results
 
     def cancel(self, slots: Sequence[int], status: RequestStatus) -> None:

@@ -5,7 +5,8 @@ the prompt; the rows of the others are UNFORKED until it has, and have no blocks
 (`fork.py`). The request slot of the group's first sequence, the leader, stands for the
 group in the queue.
 
-Where memory is not shared there are no groups: each sequence is a request of its own.
+Where memory is not shared each sequence is a request of its own. Only beams are a group
+there, too: each computes the prompt for itself.
 """
 
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paged_jax.beam_step import wait_for_beams
 from paged_jax.config import StepConfig
 from paged_jax.requests import Requests, RequestStatus
 from paged_jax.sequences import SequenceStatus, blocks_for
@@ -54,7 +56,7 @@ def first_tokens(config: StepConfig, requests: Requests, slot: jax.Array) -> jax
     All known ones; of a group of several, the prompt only.
     """
     known = requests.length[slot]
-    if not config.groups:
+    if not config.forks:
         return known
     several = jnp.sum(waiting_members(requests, slot)) > 1
     return jnp.where(several, requests.prompt_len[slot], known)
@@ -96,11 +98,11 @@ def _blocks(
 ) -> jax.Array:
     """Counts blocks of members bool[R + 1] with tokens i32[R + 1] each.
 
-    Whole blocks of the prompt count once, all others for each member: whoever writes
-    to the prompt's last, partly filled block has a copy of it.
+    Whole blocks of the prompt count once if they are shared, all others for each
+    member: whoever writes to the prompt's last, partly filled block has a copy of it.
     """
     size = config.block_size
-    whole = prompt_len // size
+    whole = prompt_len // size if config.forks else 0
     own = jnp.where(members, blocks_for(tokens, size) - whole, 0)
     return whole + jnp.sum(own, dtype=jnp.int32)
 
@@ -142,16 +144,19 @@ def goals(config: StepConfig, state: SchedulerState) -> jax.Array:
 
     All that are known; the prompt's for a carrier, since what follows is written to
     blocks that must not yet be shared. If all others of its group have ended before
-    they were forked, it has no blocks for what follows, and takes one in a step.
+    they were forked, it has no blocks for what follows, and takes one in a step. Beams
+    wait for each other with their last token.
     """
     sequences, requests = state.sequences, state.requests
     slot, size = sequences.request, config.block_size
-    known = requests.length[slot]
-    if not config.groups:
-        return known
+    goal = requests.length[slot]
+    if config.beams:
+        goal = wait_for_beams(state, goal)
+    if not config.forks:
+        return goal
     in_reach = jnp.maximum(sequences.num_blocks, sequences.length // size + 1) * size
     prompt_len = requests.prompt_len[slot]
-    goal = jnp.where(prompts(state).carries, prompt_len, known)
+    goal = jnp.where(prompts(state).carries, prompt_len, goal)
     return jnp.minimum(goal, in_reach)
 
 
@@ -160,7 +165,7 @@ def promised(config: StepConfig, state: SchedulerState) -> jax.Array:
 
     Only of groups whose prompt is being computed. Admission leaves them aside.
     """
-    if not config.groups:
+    if not config.forks:
         return jnp.int32(0)
     requests, slot = state.requests, state.sequences.request
     size = config.block_size
@@ -187,12 +192,16 @@ def rows_of_group(state: SchedulerState, row: jax.Array) -> jax.Array:
     return going & (group == group[row])
 
 
-def distinct_tokens(state: SchedulerState, rows: jax.Array) -> jax.Array:
-    """Returns the tokens that rows bool[S] of a group have in the cache, i32[].
+def distinct_tokens(
+    config: StepConfig, state: SchedulerState, rows: jax.Array
+) -> jax.Array:
+    """Returns the tokens that rows bool[S] of a request have in the cache, i32[].
 
-    The prompt, which one of them will compute for all, counts once.
+    The prompt counts once if one of them will compute it for all.
     """
     sequences, requests = state.sequences, state.requests
     length = jnp.where(rows, sequences.length, 0)
+    if not config.forks:
+        return jnp.sum(length, dtype=jnp.int32)
     in_prompt = jnp.minimum(length, requests.prompt_len[sequences.request])
     return jnp.max(in_prompt) + jnp.sum(length - in_prompt, dtype=jnp.int32)

@@ -16,6 +16,8 @@ class CompletionOutput:
         alternatives asked for; None if none were asked for.
       finish_reason: `length`, `stop`, `abort` or `rejected`; None while it runs.
       stop_reason: the stop string or the stop token id that ended it, if any.
+      score: what a beam search ordered it by: `cumulative_logprob` over its length to
+        the power of `length_penalty`. None for others, and if the search did not end.
     """
 
     index: int
@@ -25,6 +27,7 @@ class CompletionOutput:
     logprobs: tuple[dict[int, float], ...] | None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    score: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,8 @@ class RequestOutput:
       outputs: the generated sequences.
       finished: whether it has ended.
       metrics: when things happened.
+      beam_parents: of a beam search, for each step that it went on after, from the best
+        beam on the number of the beam that each one continues; None for others.
     """
 
     request_id: str
@@ -66,3 +71,4 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     metrics: RequestMetrics
+    beam_parents: tuple[tuple[int, ...], ...] | None = None

@@ -60,7 +60,7 @@ def pack(
     tile_len = jnp.minimum(chunk_of[tile_index] - offset, QUERY_TILE)
 
     sampling = plan.samples
-    if config.groups:
+    if config.forks:
         sampling &= ~plan.forks
     sampling = sampling[order]
     rank = jnp.cumsum(sampling.astype(jnp.int32)) - 1
@@ -86,7 +86,7 @@ def pack(
         num_samples=jnp.sum(sampling, dtype=jnp.int32),
     )
     place = jnp.zeros(num_rows, jnp.int32).at[order].set(jnp.where(sampling, rank, 0))
-    return batch, place[plan.source] if config.groups else place
+    return batch, place[plan.source] if config.forks else place
 
 
 def _owner(stop_at: jax.Array, size: int) -> jax.Array:

@@ -95,7 +95,7 @@ def preempt(
             state.pool, state.sequences, chunk, config.block_size, config.sharing
         )
         wanted = jnp.sum(growing | copying, dtype=jnp.int32)
-        if config.groups:
+        if config.forks:
             wanted += blocks_to_fork(config, state, chunk)
         return Preemption(chunk, growing, copying, wanted, count, recomputed)
 
@@ -115,7 +115,7 @@ def preempt(
         else:
             rows = jnp.zeros_like(nobody).at[row].set(True)
             leader = slot
-        lost = distinct_tokens(state, rows)
+        lost = distinct_tokens(config, state, rows)
         lost -= held_tokens(config, state.sequences, state.requests, slot)
         chunk = jnp.where(rows, 0, so_far.chunk)
         swaps = _swaps(config, state, rows, lost)

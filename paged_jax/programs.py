@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paged_jax.beams import BeamState
 from paged_jax.cancel import cancel
 from paged_jax.compat import compiler_options
 from paged_jax.state import EngineState, SchedulerState, has_work
@@ -45,12 +46,21 @@ class Report(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Tokens of some requests: i32[W, M], f32[W, M], i32[W, M, A], f32[W, M, A]."""
+    """What some requests have generated.
+
+    Attributes:
+      tokens: i32[W, M]. See `Requests`.
+      logprobs: f32[W, M].
+      top_ids: i32[W, M, A].
+      top_logprobs: f32[W, M, A].
+      parents: i32[W, M]. See `BeamState`; () without beam search.
+    """
 
     tokens: jax.Array
     logprobs: jax.Array
     top_ids: jax.Array
     top_logprobs: jax.Array
+    parents: jax.Array | tuple[()] = ()
 
 
 class Programs(NamedTuple):
@@ -100,12 +110,13 @@ def _run_and_report(
 
 
 def _collect(state: EngineState, slots: jax.Array) -> Outputs:
-    requests = state.scheduler.requests
+    requests, beams = state.scheduler.requests, state.scheduler.beams
     return Outputs(
         requests.tokens[slots],
         requests.logprobs[slots],
         requests.top_ids[slots],
         requests.top_logprobs[slots],
+        beams.parents[slots] if isinstance(beams, BeamState) else (),
     )
 
 

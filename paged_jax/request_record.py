@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from paged_jax.config import EngineConfig
+from paged_jax.beams import Stopping
+from paged_jax.config import EngineConfig, StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.outputs import RequestMetrics, RequestOutput
 from paged_jax.sampling_params import RequestError, SamplingParams
@@ -75,27 +76,48 @@ class RequestRecord:
             )
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        if params.searches:
+            self._check_beams(config, vocab_size)
         self._check_sequences(config)
+
+    def _check_beams(self, config: EngineConfig, vocab_size: int) -> None:
+        """Raises RequestError for a search that is too wide."""
+        width = self.params.beam_width
+        if width > config.max_beam_width:
+            raise RequestError(
+                f"beam_width is {width} and max_beam_width {config.max_beam_width}; "
+                "lower it or raise EngineConfig.max_beam_width"
+            )
+        if width + len(self._stop_ids()) > vocab_size:
+            raise RequestError(
+                f"beam_width is {width} with {len(self._stop_ids())} stop ids, and the "
+                f"vocabulary has {vocab_size} tokens; lower beam_width"
+            )
 
     def _check_sequences(self, config: EngineConfig) -> None:
         """Raises RequestError for more sequences than there is room for at once."""
-        several = self.params.num_sequences
-        if several > config.max_n:
+        several, static = self.params.num_sequences, config.step_config()
+        if several > config.max_n and not self.params.searches:
             name = "n" if self.params.best_of is None else "best_of"
             raise RequestError(
                 f"{name} is {several} and the engine serves {config.max_n} sequences "
                 "a request; raise EngineConfig.max_n"
             )
-        if several > 1 and config.step_config().groups:
+        if several > 1 and self._is_group(static):
             size = config.block_size
-            shared = len(self.tokens) // size
-            peak = shared + several * (-(-self._max_len(config) // size) - shared)
+            shared = len(self.tokens) // size if static.forks else 0
+            each = -(-self._max_len(config) // size)
+            peak = shared + several * (each - shared)
             if peak > config.total_blocks:
                 raise RequestError(
                     f"the request's {several} sequences take up to {peak} blocks and "
                     f"there are {config.total_blocks}, which must hold them at once; "
                     "ask for fewer or shorter ones, or raise num_blocks"
                 )
+
+    def _is_group(self, static: StepConfig) -> bool:
+        """Whether its sequences are admitted together; else each is for itself."""
+        return static.forks or self.params.searches
 
     def _stop_ids(self) -> tuple[int, ...]:
         ends = () if self.params.ignore_eos else self.eos_token_ids
@@ -115,6 +137,9 @@ class RequestRecord:
             key = (1 + seed, self.arrival % 2**32)  # apart from the keys of given seeds
         else:
             key = (params.seed >> 32, params.seed & 0xFFFFFFFF)
+        leader = None
+        if self._is_group(config.step_config()):
+            leader = self.sequences[0].slot
         new = []
         for sequence in self.sequences:
             assert sequence.slot is not None
@@ -129,13 +154,14 @@ class RequestRecord:
                     arrival=self.arrival,
                     prefix_row=self.prefix_row,
                     stop_ids=self._stop_ids(),
-                    temperature=params.temperature,
+                    temperature=0.0 if params.searches else params.temperature,
                     top_p=params.top_p,
                     min_p=params.min_p,
                     top_k=min(max(params.top_k, 0), 2**31 - 1),
                     key=key,
-                    group=self.sequences[0].slot,
+                    group=leader,
                     sample=sequence.number,
+                    beams=_beams_of(params),
                 )
             )
         return new
@@ -151,7 +177,8 @@ class RequestRecord:
 
         Which sequences are the best is known at the end only.
         """
-        return self.stream and self.params.best_of is None
+        best = self.params.best_of is not None or self.params.searches
+        return self.stream and not best
 
     @property
     def ended(self) -> bool:
@@ -167,6 +194,8 @@ class RequestRecord:
         if self.params.best_of is not None:
             best_first = sorted(chosen, key=lambda s: -s.cumulative_logprob)
             chosen = best_first[: self.params.n]
+        elif self.params.searches:
+            chosen = chosen[: self.params.n]
         finished = reason is not None or self.ended
         return RequestOutput(
             request_id=self.name,
@@ -182,8 +211,22 @@ class RequestRecord:
                 if finished
                 else None,
             ),
+            beam_parents=tuple(zip(*(s.parents for s in self.sequences)))
+            if self.params.searches
+            else None,
         )
 
     def _first(self, event: int) -> float | None:
         times = [s.times[event] for s in self.sequences if event in s.times]
         return min(times, default=None)
+
+
+def _beams_of(params: SamplingParams) -> tuple[int, float, int] | None:
+    """Returns width, length penalty and `Stopping` of a beam search."""
+    if not params.searches:
+        return None
+    if params.early_stopping == "never":
+        stopping = Stopping.NEVER
+    else:
+        stopping = Stopping.AT_ONCE if params.early_stopping else Stopping.HOPELESS
+    return params.beam_width, params.length_penalty, stopping

@@ -16,6 +16,18 @@ _GROUP = 256  # tokens that are summed, or compared, together
 _EXCLUDED = -jnp.inf
 
 
+class Candidates(NamedTuple):
+    """The likeliest next tokens, the likeliest first; of equals, the lowest first.
+
+    Attributes:
+      tokens: i32[M, C].
+      logprobs: f32[M, C]. -inf beyond the vocabulary.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+
+
 class Samples(NamedTuple):
     """The tokens chosen.
 
@@ -24,12 +36,14 @@ class Samples(NamedTuple):
       logprobs: f32[M]. Log-probability of each under the model, before temperature.
       top_ids: i32[M, A]. The most likely tokens; A may be 0.
       top_logprobs: f32[M, A].
+      candidates: for beam search; () where there is none.
     """
 
     tokens: jax.Array
     logprobs: jax.Array
     top_ids: jax.Array
     top_logprobs: jax.Array
+    candidates: Candidates | tuple[()] = ()
 
 
 def sample(
@@ -76,6 +90,34 @@ def most_likely(logits: jax.Array) -> jax.Array:
     group = jnp.argmax(jnp.max(groups, axis=-1), axis=-1)
     inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]
     return (group * _GROUP + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+def likeliest(logits: jax.Array, count: int) -> Candidates:
+    """Finds the likeliest tokens of each row.
+
+    Whoever is among the `count` largest is in one of the `count` groups with the
+    largest maxima, so only those are looked at closely.
+
+    Args:
+      logits: f32[M, V].
+      count: C.
+
+    Returns:
+      The candidates.
+    """
+    groups = _in_groups(logits, _EXCLUDED)
+    _, chosen = jax.lax.top_k(jnp.max(groups, axis=-1), min(count, groups.shape[1]))
+    chosen = jnp.sort(chosen, axis=-1)  # so that of equals the lowest comes first
+    inside = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)
+    inside = inside.reshape(logits.shape[0], -1)
+    missing = max(count - inside.shape[1], 0)
+    inside = jnp.pad(inside, ((0, 0), (0, missing)), constant_values=_EXCLUDED)
+    top, place = jax.lax.top_k(inside, count)
+    group = jnp.minimum(place // _GROUP, chosen.shape[1] - 1)
+    group = jnp.take_along_axis(chosen, group, axis=-1)
+    tokens = (group * _GROUP + place % _GROUP).astype(jnp.int32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return Candidates(tokens, top - normalizer)
 
 
 def _in_groups(values: jax.Array, padding: float) -> jax.Array:

@@ -1,10 +1,14 @@
 """What a user asks of the tokens of a request; names and defaults as in vLLM."""
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Sequence
 
 from paged_jax.field_types import check_types
+
+# What has no meaning for a beam search: draws, and ends that the device does not see.
+_DRAWS = ("best_of", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
 class RequestError(ValueError):
@@ -21,6 +25,15 @@ class SamplingParams:
         request with n = 1.
       best_of: sequences to generate, `n` or more; the `n` of them with the highest
         cumulative log-probability are returned, best first. None generates `n`.
+      beam_width: beams of a beam search, by which the `n` best sequences it finds are
+        returned, best first; 1 draws the tokens instead. What chooses draws
+        (temperature, top_k, top_p, min_p, seed, best_of) is left out then.
+      length_penalty: beam search: the power of its length that a sequence's summed
+        log-probability is divided by for its score. Above 0 favours longer ones.
+      early_stopping: beam search: when it ends, once it has `beam_width` sequences that
+        have. True: at once. False: when its best beam would be no better if it ended
+        now. "never": as False, but a longer sequence may become better if
+        `length_penalty` is above 0.
       temperature: divides the logits; 0 is greedy.
       top_k: keep the k most likely tokens; 0 or -1 keeps all.
       top_p: keep the smallest set of tokens whose probabilities sum to this; 1 keeps
@@ -40,6 +53,9 @@ class SamplingParams:
 
     n: int = 1
     best_of: int | None = None
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -53,7 +69,9 @@ class SamplingParams:
 
     def __post_init__(self):
         """Raises RequestError for a value of the wrong type or out of range."""
-        check_types(self, RequestError, skip=("stop", "stop_token_ids"))
+        check_types(
+            self, RequestError, skip=("stop", "stop_token_ids", "early_stopping")
+        )
         _check(self.n >= 1, "n", self.n, "1 or more")
         if self.best_of is not None:
             _check(
@@ -84,10 +102,52 @@ class SamplingParams:
             _check(self.logprobs >= 0, "logprobs", self.logprobs, "None, 0 or more")
         if self.seed is not None:
             _check(0 <= self.seed < 2**64, "seed", self.seed, "from 0 to 2**64 - 1")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Raises RequestError for what does not go with beam search."""
+        _check(self.beam_width >= 1, "beam_width", self.beam_width, "1 or more")
+        _check(
+            math.isfinite(self.length_penalty),
+            "length_penalty",
+            self.length_penalty,
+            "finite",
+        )
+        if self.early_stopping not in (False, True, "never"):
+            raise RequestError(
+                f"early_stopping is {self.early_stopping!r}; it must be False, True or "
+                "'never'"
+            )
+        if not self.searches:
+            return
+        if self.n > self.beam_width:
+            raise RequestError(
+                f"n is {self.n} and beam_width {self.beam_width}; a search finds as "
+                "many sequences as it has beams: lower n or raise beam_width"
+            )
+        chosen = {"logprobs": 0} if self.logprobs else {}
+        for field in dataclasses.fields(self):
+            if field.name in _DRAWS:
+                chosen[field.name] = field.default
+        for name, default in chosen.items():
+            value = getattr(self, name)
+            greedy = name == "temperature" and value == 0
+            if value != default and not greedy:
+                raise RequestError(
+                    f"{name} is {value!r} and beam_width {self.beam_width}; a beam "
+                    f"search goes with {default!r} only: leave {name} or beam_width out"
+                )
+
+    @property
+    def searches(self) -> bool:
+        """Whether this is a beam search."""
+        return self.beam_width > 1
 
     @property
     def num_sequences(self) -> int:
         """Sequences that are generated."""
+        if self.searches:
+            return self.beam_width
         return self.n if self.best_of is None else self.best_of
 
     def most_tokens(self, room: int) -> int:

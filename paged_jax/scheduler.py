@@ -93,7 +93,7 @@ def schedule(
     complete = (needs.chunk > 0) & (sequences.length + needs.chunk == known)
     source = jnp.arange(config.num_rows, dtype=jnp.int32)
     forks = jnp.zeros_like(complete)
-    if config.groups:
+    if config.forks:
         forks, source = due(state, needs.chunk)
         complete |= forks & complete[source]
     return state, Plan(

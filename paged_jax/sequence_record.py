@@ -37,6 +37,7 @@ class SequenceRecord:
       cumulative_logprob: sum of their log-probabilities.
       text: their text.
       stop_string: the stop string that ended it.
+      parents: of a beam, for each step the number of the beam it continued.
       times: seconds of the events of `Requests.timeline`, by their column.
     """
 
@@ -51,6 +52,7 @@ class SequenceRecord:
     cumulative_logprob: float = 0.0
     text: str = ""
     stop_string: str | None = None
+    parents: tuple[int, ...] = ()
     times: dict[int, float] = dataclasses.field(default_factory=dict)
     _alternatives: list[dict[int, float]] = dataclasses.field(default_factory=list)
 
@@ -104,8 +106,12 @@ class SequenceRecord:
         """Takes the tokens read from the device, and looks for stop strings.
 
         Args:
-          outputs: leaves of one request: i32[M], f32[M], i32[M, A], f32[M, A].
+          outputs: leaves of one request, without their first dimension.
         """
+        if self.params.searches:
+            parents = outputs.parents[self.prompt_len :].tolist()  # type: ignore
+            steps = parents.index(-1) if -1 in parents else len(parents)
+            self.parents = tuple(parents[:steps])
         first = self.prompt_len + len(self.output_ids)
         for position in range(first, self.length):
             token = int(outputs.tokens[position])
@@ -176,4 +182,13 @@ class SequenceRecord:
             else tuple(self._alternatives),
             finish_reason=reason,
             stop_reason=stop_reason,
+            score=self._score(),
         )
+
+    def _score(self) -> float | None:
+        """Returns what a beam search that has ended ordered it by."""
+        found = (RequestStatus.FINISHED_LENGTH, RequestStatus.FINISHED_STOP)
+        if not self.params.searches or self.status not in found:
+            return None
+        length = float(len(self.output_ids))
+        return self.cumulative_logprob / length**self.params.length_penalty

@@ -29,6 +29,7 @@ class SchedulerState:
       log_count: i32[]. Rows written.
       swap: blocks of the host, and the moves between it and the device that the step
         is to make; () if nothing is ever swapped.
+      beams: the beam searches (`BeamState`); () if there are never any.
     """
 
     pool: Any
@@ -40,6 +41,7 @@ class SchedulerState:
     log: jax.Array
     log_count: jax.Array
     swap: SwapSpace | tuple[()] = ()
+    beams: Any = ()
 
 
 @jax.tree_util.register_dataclass

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.batch import TokenBatch
+from paged_jax.beam_step import beam_rows
 from paged_jax.commit import commit
 from paged_jax.config import StepConfig
 from paged_jax.kv_cache import KVCache, copy_blocks, move_blocks
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.pack import pack
 from paged_jax.preempt import VictimRule, latest_arrival
-from paged_jax.sampling import Samples, sample
+from paged_jax.sampling import Candidates, Samples, likeliest, sample
 from paged_jax.scheduler import Plan, schedule
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step_log import write_log
@@ -95,8 +96,11 @@ def forward_and_sample(
     sampling = jax.tree.map(lambda x: x[slot], requests.sampling)
     samples = sample(logits, sampling, requests.length[slot], config.max_logprobs)
     samples = jax.tree.map(lambda x: x[place], samples)
-    if config.groups:
+    if config.forks:
         samples = _sample_forks(config, scheduler, plan, logits, place, samples)
+    if config.beams:
+        found = _find_candidates(config, scheduler, plan, logits, place)
+        samples = samples._replace(candidates=found)
     return cache, samples
 
 
@@ -112,7 +116,7 @@ def _sample_forks(
 
     A second pass with the rows' own keys, in the few steps in which there are such.
     """
-    first = plan.forks & plan.samples
+    first = plan.forks & plan.samples & ~beam_rows(state)
     requests = state.requests
 
     def draw() -> Samples:
@@ -125,6 +129,29 @@ def _sample_forks(
         )
 
     return jax.lax.cond(jnp.any(first), draw, lambda: samples)
+
+
+def _find_candidates(
+    config: StepConfig,
+    state: SchedulerState,
+    plan: Plan,
+    logits: jax.Array,
+    place: jax.Array,
+) -> Candidates:
+    """Finds the likeliest tokens after each beam; a pass in steps that have beams."""
+    count = config.num_candidates
+
+    def find() -> Candidates:
+        return jax.tree.map(lambda x: x[place], likeliest(logits, count))
+
+    beams = plan.samples & beam_rows(state)
+    none = _no_candidates(config)
+    return jax.lax.cond(jnp.any(beams), find, lambda: none)
+
+
+def _no_candidates(config: StepConfig) -> Candidates:
+    shape = config.num_rows, config.num_candidates
+    return Candidates(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
 
 def _like(mask: jax.Array, values: jax.Array) -> jax.Array:
@@ -153,6 +180,7 @@ def _in_bucket(
         jnp.zeros(rows, jnp.float32),
         jnp.zeros((rows, alternatives), jnp.int32),
         jnp.zeros((rows, alternatives), jnp.float32),
+        _no_candidates(program.config) if program.config.beams else (),
     )
     carry = bucket_of(program.config, plan), state.cache, samples
     for bucket in range(1, len(program.config.buckets) + 1):

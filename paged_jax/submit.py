@@ -1,13 +1,14 @@
 """Submit: requests enter the state, in batches of a fixed size."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.beams import BeamState, NewBeams, init_beams, submit_beams
 from paged_jax.config import StepConfig
 from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
@@ -44,6 +45,7 @@ class NewRequest(NamedTuple):
     key: tuple[int, int]
     group: int | None = None  # None: its own slot
     sample: int = 0
+    beams: tuple[int, float, int] | None = None  # a row of `NewBeams`
 
 
 class NewRequests(NamedTuple):
@@ -63,6 +65,7 @@ class NewRequests(NamedTuple):
       group: i32[W]. Slot of the group's leader; R for padding.
       sample: i32[W]. Which of its request's sequences each is; i32[0] where requests
         are for one.
+      beams: what is asked of beam searches; () if there are never any.
     """
 
     count: jax.Array
@@ -77,6 +80,7 @@ class NewRequests(NamedTuple):
     sampling: SamplingState
     group: jax.Array
     sample: jax.Array
+    beams: NewBeams | tuple[()] = ()
 
 
 def pack_requests(
@@ -124,6 +128,17 @@ def pack_requests(
         sample=column([r.sample for r in batch], 0)
         if config.several
         else jnp.zeros(0, jnp.int32),
+        beams=_pack_beams(batch, column) if config.beams else (),
+    )
+
+
+def _pack_beams(batch: Sequence[NewRequest], column: Callable) -> NewBeams:
+    """Returns what is asked of beam searches, padded by `column`."""
+    rows = [r.beams or (0, 1.0, 0) for r in batch]
+    return NewBeams(
+        width=column([width for width, _, _ in rows], 0),
+        length_penalty=column([penalty for _, penalty, _ in rows], 1, np.float32),
+        stopping=column([stopping for _, _, stopping in rows], 0),
     )
 
 
@@ -149,6 +164,9 @@ def init_scheduler(
         log=jnp.zeros((config.log_length, len(Field)), jnp.float32),
         log_count=jnp.int32(0),
         swap=init_swap_space(config.host_blocks) if config.host_blocks else (),
+        beams=init_beams(config.num_requests, config.max_model_len)
+        if config.beams
+        else (),
     )
 
 
@@ -196,8 +214,13 @@ def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:
         sampling = dataclasses.replace(
             sampling, key=_sample_keys(sampling.key, new.sample)
         )
+    beams = state.beams
+    if isinstance(beams, BeamState):
+        assert isinstance(new.beams, NewBeams)
+        beams = submit_beams(beams, slots, new.beams, new.sample)
     return dataclasses.replace(
         state,
+        beams=beams,
         requests=dataclasses.replace(
             requests,
             tokens=put(requests.tokens, new.tokens),

@@ -1,55 +1,14 @@
 """The oracle of beam search: against `transformers`, and against all sequences."""
 
-import functools
 import itertools
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from beam_cases import CASES, RULES, name_of, search
 from oracles.beam_search import beam_search
 
-from experiments.token_check import next_logits
-from paged_jax import LoadedModel
-from paged_jax.models.huggingface import load_config, load_params
-
-GOLDENS = Path(__file__).parent / "goldens"
-CASES = json.loads((GOLDENS / "beams.json").read_text())
-RULES = ("num_beams", "max_new_tokens", "length_penalty", "early_stopping")
 FOUND = ("sequences", "parents", "scores")
-LONGEST = 32  # prompt and continuation
-
-
-@functools.cache
-def golden_model(name, sharpness):
-    config = load_config(GOLDENS / name)
-    params = load_params(GOLDENS / name, config)
-    params["norm"]["scale"] *= sharpness
-    return LoadedModel(config, params, None)  # type: ignore[arg-type]
-
-
-@functools.cache
-def model_log_probs(name, sharpness, tokens):
-    """Returns f64[V], what the project's model expects after the tokens."""
-    logits = next_logits(golden_model(name, sharpness), tokens, LONGEST)
-    logits = logits.astype(np.float64) - logits.max()
-    return logits - np.log(np.exp(logits).sum())
-
-
-def search(case):
-    model = case["model"], case["sharpness"]
-    return beam_search(
-        lambda tokens: model_log_probs(*model, tuple(tokens)),
-        case["prompt"],
-        eos_token_ids=case["eos_token_ids"],
-        **{rule: case[rule] for rule in RULES},
-    )
-
-
-def name_of(case):
-    rules = [f"{rule}={case[rule]}" for rule in RULES]
-    return ",".join([case["model"], *rules, f"ends={len(case['eos_token_ids'])}"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

@@ -11,7 +11,7 @@ from test_block_tables import Memory
 
 from paged_jax.beam_tables import repoint
 from paged_jax.block_pool import init_block_pool
-from paged_jax.block_tables import allocate, append, copy_on_write, release
+from paged_jax.block_tables import allocate, copy_on_write, release
 from paged_jax.cached_blocks import cache_block
 from paged_jax.invariants import check_blocks
 from paged_jax.sequences import SequenceStatus, init_sequences
