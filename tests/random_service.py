@@ -4,6 +4,7 @@ Each request's tokens are compared with those it gets alone, and the invariants 
 checked after every event. Tests run a few of these, `scripts/soak` any number.
 """
 
+import dataclasses
 import functools
 import random
 
@@ -22,31 +23,30 @@ from paged_jax import RequestError, SamplingParams
 PREFIXES = [[*range(10, 19)], [*range(10, 14)], [20] * 6, [*range(10, 18)]]
 
 
+# Static batching is a value in the state: such a kind costs no compilation of its own.
+_ALL = {"prefix_caching": True, "max_beam_width": 4, "preemption": "swap"}
+_ALL |= {"host_blocks": 12}  # too few at times
 KINDS = {
     "continuous": {},
     "static": {"batching": "static"},
-    "prefix cache": {"prefix_caching": True},
-    "prefix cache, static": {"prefix_caching": True, "batching": "static"},
-    "nothing shared": {"sharing": False},
+    "beams, recompute": {"max_beam_width": 4, "preemption": "recompute"},
+    "prefix cache, beams, swap": _ALL,
+    "prefix cache, beams, static": _ALL | {"batching": "static"},
+    # What the others are compared with.
+    "nothing shared": {"sharing": False, "max_beam_width": 4, "num_blocks": 64},
 }
-
-
-def params(output, seed, **fields):
-    if seed is None:
-        return greedy(output, **fields)
-    return drawn(output, seed=seed, **fields)
 
 
 @functools.cache
 def engine_of(kind):
-    return make_engine(**KINDS[kind], max_n=4, num_blocks=22, max_seqs=6)
+    settings = dict(max_n=4, num_blocks=22, max_seqs=8, max_stop_ids=2)
+    return make_engine(**settings | KINDS[kind])
 
 
 @functools.cache
-def alone(prompt, output, seed, n):
+def alone(prompt, params):
     """Tokens of each sequence, by itself."""
-    engine = engine_of("nothing shared")
-    return all_tokens(engine.generate([prompt], params(output, seed, n=n))[0])
+    return all_tokens(engine_of("nothing shared").generate([prompt], params)[0])
 
 
 class Service:
@@ -66,26 +66,44 @@ class Service:
         rng = self.rng
         prefix = rng.choice([[], [], *PREFIXES])
         size = rng.randint(0 if prefix else 1, 12)
-        prompt = (*prefix, *(rng.randint(30, 33) for _ in range(size)))
-        output, seed = rng.choice([1, 3, 10, 25]), rng.choice([None, None, 1, 2])
-        # As many as fit beside two prefixes.
-        n = rng.choice([1, 1, 2, 3, 4]) if output < 25 else 1
-        sequences, fields = alone(prompt, output, seed, n), {"n": n}
-        if output > 3 and rng.random() < 0.3:
-            tokens, at = rng.choice(sequences), rng.randrange(output - 1)
-            stop = fields["stop"] = text(tokens[at : at + 2])
+        last = rng.choice([33, 99])  # a few tokens make prompts that start alike
+        prompt = (*prefix, *(rng.randint(30, last) for _ in range(size)))
+        asked = self.draw_params()
+        sequences = alone(prompt, asked)
+        longest = asked.max_tokens
+        if asked.beam_width == 1 and longest > 3 and rng.random() < 0.3:
+            tokens, at = rng.choice(sequences), rng.randrange(longest - 1)
+            stop = text(tokens[at : at + 2])
             sequences = [
                 tokens[: text(tokens).index(stop) + 2]
                 if stop in text(tokens)
                 else tokens
                 for tokens in sequences
             ]
-        asked = params(output, seed, **fields)
+            asked = dataclasses.replace(asked, stop=stop)
         name = self.engine.submit(prompt, asked, stream=rng.random() < 0.3)
         self.expected[name] = sequences
         default = vars(SamplingParams())
         changed = {k: v for k, v in vars(asked).items() if v != default[k]}
         self.log.append(f"submit {name} {list(prompt)} {changed}")
+
+    def draw_params(self):
+        """Draws what is asked for: as many sequences as fit beside two prefixes."""
+        rng = self.rng
+        output = rng.choice([1, 3, 10, 10, 25, 25])
+        if rng.random() < 0.25 and self.engine.config.max_beam_width > 1:
+            width = rng.choice([2, 3, 4])
+            return greedy(
+                min(output, 10),
+                n=rng.randint(1, width),
+                beam_width=width,
+                length_penalty=rng.choice([0.0, 1.0, 2.0]),
+                early_stopping=rng.choice([False, True, "never"]),
+                stop_token_ids=rng.choice([(), (7,)]),
+            )
+        n = rng.choice([1, 1, 2, 3, 4]) if output < 25 else 1
+        seed = rng.choice([None, None, 1, 2])
+        return greedy(output, n=n) if seed is None else drawn(output, seed=seed, n=n)
 
     def register(self):
         if len(self.held) < 2:

@@ -71,11 +71,13 @@ def test_a_service_is_a_case_and_its_violation_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(random_service, "serve_at_random", serve)
     printed = []
     for _ in range(2):
-        assert soak.main(["--replay", "service:prefix cache, static:12"]) == 1
+        assert soak.main(["--replay", "service:prefix cache, beams, static:12"]) == 1
         printed.append(lines(capsys)[:-1])
     assert printed[0] == printed[1], "a seed says everything"
     assert printed[0][:2] == ["     0 submit 0 [3]", "     1 step 5"]
-    assert printed[0][2].startswith("VIOLATION in service:prefix cache, static:12: Run")
+    assert printed[0][2].startswith(
+        "VIOLATION in service:prefix cache, beams, static:12: Run"
+    )
 
 
 def test_ctrl_c_ends_it_with_the_counts(monkeypatch, capsys):
