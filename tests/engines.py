@@ -123,13 +123,18 @@ def idle(engine: Engine) -> None:
 
 def assert_sound(engine: Engine) -> None:
     """Asserts the invariants of the blocks and of the groups; paged memory."""
-    state = engine.state.scheduler
-    holds = check_blocks(state.pool, state.sequences) | check_groups(state)
-    holds |= check_swap(state)
-    sequences, size = state.sequences, engine.config.block_size
-    holds["tokens have slots"] = (sequences.length <= sequences.num_blocks * size).all()
+    holds = jax.device_get(_holds(engine.state.scheduler, engine.config.block_size))
     broken = [name for name, value in holds.items() if not value]
     assert not broken, f"broken: {broken}"
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _holds(state, block_size):
+    holds = check_blocks(state.pool, state.sequences) | check_groups(state)
+    holds |= check_swap(state)
+    sequences = state.sequences
+    slots = sequences.num_blocks * block_size
+    return holds | {"tokens have slots": (sequences.length <= slots).all()}
 
 
 def assert_all_free(engine: Engine) -> None:

@@ -118,35 +118,6 @@ def test_position_20_of_table_3_7_12_is_in_block_7_at_offset_4():
     assert divmod(int(slot[0]), 16) == (7, 4)
 
 
-def test_figure_6_block_table_translation():
-    """Seven prompt tokens in blocks of four, then two generated ones."""
-    memory = Memory(block_size=4)
-    memory(allocate, 0, 7)  # "Four score and seven | years ago our"
-    assert len(memory.table(0)) == 2
-    assert memory.append(0) == Status.OK  # "fathers" fits into the last block
-    assert len(memory.table(0)) == 2 and memory.copies == []
-    assert memory.append(0) == Status.OK  # "brought" needs a third one
-    assert len(memory.table(0)) == 3 and memory.copies == []
-
-
-def test_figure_8_parallel_sampling():
-    """Two samples share a prompt; the first to write copies, the second does not."""
-    memory = Memory(block_size=4)
-    memory(allocate, 0, 7)
-    assert memory(fork, 0, 1) == Status.OK
-    first, last = memory.table(0)
-    assert memory.table(1) == [first, last]
-    assert memory.references(0) == [2, 2]
-
-    assert memory.append(0) == Status.OK  # "fathers"
-    new = memory.table(0)[1]
-    assert memory.copies == [(last, new)]
-    assert memory.references(0) == [2, 1] and memory.references(1) == [2, 1]
-
-    assert memory.append(1) == Status.OK  # "mothers"
-    assert memory.copies == [] and memory.table(1) == [first, last]
-
-
 def test_both_samples_write_in_one_step():
     memory = Memory(block_size=4)
     memory(allocate, 0, 7)

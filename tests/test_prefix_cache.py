@@ -25,13 +25,13 @@ from paged_jax.prefix_cache import chain_key, find, find_run, init_prefix_cache
 LENGTH = 200  # operations in a program
 
 SHAPES = {
-    "good keys": (450, Shape()),
-    "equal keys": (450, Shape(equal_keys=True)),
+    "good keys": (150, Shape()),
+    "equal keys": (200, Shape(equal_keys=True)),
     "blocks of 1, runs round the table's end": (
-        300,
+        150,
         Shape(block_size=1, num_blocks=7, homes=4),
     ),
-    "a pool of two rows, long runs": (300, Shape(num_blocks=9, homes=7, num_texts=20)),
+    "a pool of two rows, long runs": (150, Shape(num_blocks=9, homes=7, num_texts=20)),
 }
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks start from any folder, and without any preparation."""
+"""The benchmarks and checks start from any folder, and without any preparation."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-BENCHMARKS = ("bench_allocator", "bench_attention")
+SCRIPTS_IN_PYTHON = ("bench_allocator", "bench_attention", "soak")
 
 
 def start(python, script, folder, **environment):
@@ -32,22 +32,22 @@ def bare_python(tmp_path_factory):
     return folder / "bin/python"
 
 
-@pytest.mark.parametrize("script", BENCHMARKS)
-def test_a_benchmark_starts_from_any_folder(script, tmp_path):
+@pytest.mark.parametrize("script", SCRIPTS_IN_PYTHON)
+def test_a_script_starts_from_any_folder(script, tmp_path):
     done = start(sys.executable, script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script}")
     assert os.access(SCRIPTS / script, os.X_OK)
 
 
-@pytest.mark.parametrize("script", BENCHMARKS)
+@pytest.mark.parametrize("script", SCRIPTS_IN_PYTHON)
 def test_another_python_goes_on_in_the_environment(script, bare_python, tmp_path):
     done = start(bare_python, script, tmp_path, VENV=sys.prefix)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script}")
 
 
-@pytest.mark.parametrize("script", BENCHMARKS)
+@pytest.mark.parametrize("script", SCRIPTS_IN_PYTHON)
 def test_without_an_environment_the_way_to_make_one_is_named(
     script, bare_python, tmp_path
 ):
