@@ -8,9 +8,10 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile more than they compute: LLVM's optimisations of what XLA hands it cost
 # more time than they save. What XLA itself does (fusion, aliasing) is unchanged.
-_FAST_COMPILATION = "--xla_backend_optimization_level=0"
-if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILATION}"
+# Flags of the environment come later, and win.
+os.environ["XLA_FLAGS"] = " ".join(
+    ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
+)
 
 import hypothesis
 import jax
