@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-BENCHMARKS = ("bench_allocator", "bench_attention")
+BENCHMARKS = ("bench_allocator", "bench_attention", "bench_beams")
 
 
 def start(python, script, folder, **environment):
