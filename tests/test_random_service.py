@@ -117,9 +117,11 @@ KINDS = {
     "static": {"batching": "static"},
     "prefix cache": {"prefix_caching": True},
     "prefix cache, static": {"prefix_caching": True, "batching": "static"},
+    "recomputed": {"preemption": "recompute"},
+    "swapped if there is room": {"preemption": "swap", "host_blocks": 9},
     "nothing shared": {"sharing": False},
 }
-SHARING = [*KINDS][:4]
+SHARING = [*KINDS][:6]
 
 
 @pytest.mark.parametrize("kind", SHARING)
