@@ -253,6 +253,10 @@ _CLAIMS: dict[str, tuple[_Make, tuple[str, ...]]] = {
         sharing_claims.parallel_sampling,
         ("workload.n", "engine.sharing"),
     ),
+    "beam_search": (
+        sharing_claims.beam_search,
+        ("workload.beam_width", "engine.sharing"),
+    ),
     "shared_prefix": (
         sharing_claims.shared_prefix,
         ("workload.name", "workload.sharing", "engine.prefix_caching"),

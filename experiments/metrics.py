@@ -37,8 +37,9 @@ def cell_metrics(run: Run) -> dict[str, Any]:
     - `block_table_bytes`, `schedule_us`, `compilations`, `host_syncs_per_token`,
       `peak_rss_bytes`: see `serving.Run`.
     - `cow_bytes`: copied on write, in all.
-    - `cow_bytes_per_token`, `recomputed_per_token`: copied on write, and computed again
-      after preemption, for each generated token.
+    - `cow_bytes_per_token`, `swapped_bytes_per_token`, `recomputed_per_token`: bytes
+      copied on write, bytes swapped (out and back in), and tokens computed again after
+      preemption, for each generated token.
     """
     log = run.log
     tokens = sum(r.num_tokens for r in run.served)
@@ -49,6 +50,8 @@ def cell_metrics(run: Run) -> dict[str, Any]:
         if len(r.token_ids) > 1
     ]
     copied = int(log[:, Field.COPIED_BLOCKS].sum()) * run.block_bytes
+    moved = log[:, [Field.SWAPPED_OUT_BLOCKS, Field.SWAPPED_IN_BLOCKS]]
+    swapped = int(moved.sum()) * run.block_bytes
     saved = log[:, Field.LOGICAL_BLOCKS] - log[:, Field.PHYSICAL_BLOCKS]
     return {
         "kv_utilization": utilization(log),
@@ -69,6 +72,7 @@ def cell_metrics(run: Run) -> dict[str, Any]:
         "peak_rss_bytes": run.peak_rss_bytes,
         "cow_bytes": copied,
         "cow_bytes_per_token": copied / tokens,
+        "swapped_bytes_per_token": swapped / tokens,
         "recomputed_per_token": float(log[:, Field.RECOMPUTED].sum()) / tokens,
     }
 
@@ -94,6 +98,8 @@ def cell_details(run: Run) -> dict[str, Any]:
         + int(log[:, Field.RECOMPUTED].sum())
         - int(log[:, Field.TOKENS].sum()),
         "recomputed_tokens": int(log[:, Field.RECOMPUTED].sum()),
+        "swapped_out_blocks": int(log[:, Field.SWAPPED_OUT_BLOCKS].sum()),
+        "swapped_in_blocks": int(log[:, Field.SWAPPED_IN_BLOCKS].sum()),
         "copied_blocks": int(log[:, Field.COPIED_BLOCKS].sum()),
         "peak_running": int(running.max(initial=0)),
         "running_while_waiting": _mean(running[waits]) if waits.any() else None,

@@ -223,7 +223,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _output_line(served: Any) -> dict[str, Any]:
-    return {
+    line: dict[str, Any] = {
         "id": served.id,
         "digest": served.digest,
         "prompt_id": served.prompt_id,
@@ -233,7 +233,12 @@ def _output_line(served: Any) -> dict[str, Any]:
         "finished_s": round(served.finished, 6),
         "token_ids": list(served.token_ids),
         "text": served.text,
-    } | ({"further": [list(ids) for ids in served.further]} if served.further else {})
+    }
+    if served.further:
+        line["further"] = [list(ids) for ids in served.further]
+    if served.beam_parents is not None:
+        line["beam_parents"] = [list(step) for step in served.beam_parents]
+    return line
 
 
 def _read_cells(path: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 from experiments import environment
 from experiments.errors import UserError
 from experiments.settings import WorkloadSettings
-from experiments.workloads import Workload
+from experiments.workloads import Request, Workload
 from paged_jax import SamplingParams
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -35,6 +35,7 @@ class Served:
       first_token: when its first token was there.
       finished: when its last token was there.
       further: generated tokens of its sequences after the first.
+      beam_parents: of a beam search, as in `RequestOutput`; else None.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Served:
     first_token: float
     finished: float
     further: tuple[tuple[int, ...], ...] = ()
+    beam_parents: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -219,13 +221,7 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
             request = waiting[arrived]
             engine.submit(
                 list(request.tokens),
-                SamplingParams(
-                    n=request.n,
-                    temperature=request.temperature,
-                    seed=request.seed,
-                    max_tokens=request.output_len,
-                    ignore_eos=True,
-                ),
+                _params(request),
                 request_id=request.id,
             )
             arrived += 1
@@ -241,6 +237,14 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
         clock.mark(engine.stats.iterations)
         on_progress(len(outputs))
     return outputs
+
+
+def _params(request: Request) -> SamplingParams:
+    """Returns what a request asks for; its output is as long as the workload says."""
+    forced = {"n": request.n, "max_tokens": request.output_len, "ignore_eos": True}
+    if request.beam_width > 1:
+        return SamplingParams(beam_width=request.beam_width, **forced)
+    return SamplingParams(temperature=request.temperature, seed=request.seed, **forced)
 
 
 def _served(request, outputs, rate, clock) -> Served:
@@ -268,6 +272,7 @@ def _served(request, outputs, rate, clock) -> Served:
         first_token=_finite(metrics.first_token_time) - clock.start,
         finished=_finite(metrics.finished_time) - clock.start,
         further=tuple(sequences[1:]),
+        beam_parents=output.beam_parents,
     )
 
 

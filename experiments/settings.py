@@ -29,6 +29,7 @@ class WorkloadSettings:
         prompts of the file in turn, whatever their length.
       chat: whether prompts are put into the model's chat template, if it has one.
       n: sequences of each request.
+      beam_width: beams of each request, all of which are returned; 1: no beam search.
       temperature: of the sampling; 0 is greedy.
       sharing: whether what all prompts start with is registered as a prefix.
       rate: Poisson arrivals, requests a second. 0: the geometric mean of what max +
@@ -45,6 +46,7 @@ class WorkloadSettings:
     prompt_lengths: str = "drawn"
     chat: bool = True
     n: int = 1
+    beam_width: int = 1
     temperature: float = 0.0
     sharing: bool = False
     rate: float = 0.0
@@ -59,7 +61,9 @@ class WorkloadSettings:
         _check(
             self.arrival_steps >= 1, "arrival_steps", self.arrival_steps, "1 or more"
         )
-        _check(self.n >= 1, "n", self.n, "1 or more")
+        for name in ("n", "beam_width"):
+            value = getattr(self, name)
+            _check(value >= 1, name, value, "1 or more")
         _check(0 < self.part <= 1, "part", self.part, "above 0 and at most 1")
         scale, rate = self.length_scale, self.rate
         _check(0 < scale < float("inf"), "length_scale", scale, "above 0")
@@ -70,6 +74,12 @@ class WorkloadSettings:
             raise UserError(
                 f"workload.sharing is on and workload.name {self.name!r}; only "
                 f"{', '.join(WITH_PREFIX)} have a prefix to share"
+            )
+        if self.beam_width > 1 and (self.n > 1 or heat > 0):
+            raise UserError(
+                f"workload.beam_width is {self.beam_width} with n {self.n} and "
+                f"temperature {heat:g}; a beam search returns its beams, and draws "
+                "nothing: leave these two out"
             )
         if self.n > 1 and heat == 0:
             raise UserError(

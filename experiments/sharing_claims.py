@@ -19,11 +19,22 @@ PAPER_PREFIX_SPEEDUP = {"one_shot": 1.67, "few_shot": 3.58}
 
 def parallel_sampling(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     """Returns the claims of parallel sampling."""
-    key = "workload.n"
+    claims = _of_figure_15("parallel_sampling", "parallel", "workload.n", rows)
+    return [*claims, *_always("parallel_sampling", rows, differences)]
+
+
+def beam_search(rows: list[Row], differences: list[Difference]) -> list[Claim]:
+    """Returns the claims of beam search."""
+    claims = _of_figure_15("beam_search", "beam", "workload.beam_width", rows)
+    return [*claims, *_always("beam_search", rows, differences)]
+
+
+def _of_figure_15(experiment: str, kind: str, key: str, rows: list[Row]) -> list[Claim]:
+    """Returns the claims on savings, and on what sharing does to the throughput."""
     sizes = sorted({row["cell"][key] for row in rows if row["cell"][key] > 1})
     claims = [
-        saving("parallel", n, find(rows, **{key: n, "engine.sharing": True}))
-        for n in sizes
+        saving(kind, size, find(rows, **{key: size, "engine.sharing": True}))
+        for size in sizes
     ]
     for n in sizes:
         on, off = (
@@ -32,16 +43,16 @@ def parallel_sampling(rows: list[Row], differences: list[Difference]) -> list[Cl
         )
         claims.append(
             claim(
-                f"parallel_sampling.speedup_real.sharing.{n}",
+                f"{experiment}.speedup_real.sharing.{n}",
                 ratio(on, off),
-                source="a prompt that is computed and stored once is no slower",
+                source="what is computed and stored once is no slower",
                 unit="x",
                 kind="speed",
                 at_least=1.0,
                 note="output tokens per second, wall clock, over no sharing",
             )
         )
-    return [*claims, *_always("parallel_sampling", rows, differences)]
+    return claims
 
 
 def shared_prefix(rows: list[Row], differences: list[Difference]) -> list[Claim]:

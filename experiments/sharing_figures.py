@@ -126,6 +126,12 @@ _FIGURES: dict[str, tuple[str, str, Callable[[list[Row]], bytes]]] = {
         "iterations of (logical / physical blocks), beside the paper's figure 15.",
         lambda rows: draw_saving("parallel", "workload.n", rows),
     ),
+    "beam_search": (
+        "saving.png",
+        "Blocks that the beams of a request need not store, 1 - 1 / mean over "
+        "iterations of (logical / physical blocks), beside the paper's figure 15.",
+        lambda rows: draw_saving("beam", "workload.beam_width", rows),
+    ),
     "shared_prefix": (
         "prefix_speedup.png",
         "Output tokens per second over those of the same engine without sharing. The "

@@ -190,11 +190,13 @@ def _make_cell(config: ConfigDict, spec: dict[str, Any], swept: dict) -> Cell:
         swept=swept,
         varied={key: value for key, value in spec.items() if key not in constant},
     )
-    if cell.workload.n > cell.engine.max_n:
-        raise UserError(
-            f"workload.n is {cell.workload.n} and engine.max_n {cell.engine.max_n}; "
-            "set --config.engine.max_n to the largest n"
-        )
+    for asked, most in (("n", "max_n"), ("beam_width", "max_beam_width")):
+        wanted, room = getattr(cell.workload, asked), getattr(cell.engine, most)
+        if wanted > room:
+            raise UserError(
+                f"workload.{asked} is {wanted} and engine.{most} {room}; set "
+                f"--config.engine.{most}={wanted}"
+            )
     if cell.workload.sharing and cell.engine.memory != "paged":
         raise UserError(
             f"workload.sharing is on and engine.memory is {cell.engine.memory}; only "

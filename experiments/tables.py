@@ -115,6 +115,7 @@ TRAFFIC = (
     "skipped",
     "hits",
     "copied, B",
+    "swapped, B",
     "recomputed",
     "syncs",
 )
@@ -122,7 +123,7 @@ TRAFFIC = (
 
 def traffic_table(rows: list[Row]) -> Table:
     """Returns what sharing saves, and what it and preemption cost."""
-    title = "Sharing and preemption (the last three for each generated token)"
+    title = "Sharing and preemption (the last four for each generated token)"
     table = Table(title=title, title_justify="left", padding=(0, 0))
     table.add_column("cell")
     for name in TRAFFIC:
@@ -147,6 +148,7 @@ def traffic_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
                 f"{row['details']['skipped_tokens']}",
                 f"{metrics['hit_tokens']}",
                 f"{metrics['cow_bytes_per_token']:.0f}",
+                f"{metrics['swapped_bytes_per_token']:.0f}",
                 f"{metrics['recomputed_per_token']:.3f}",
                 f"{metrics['host_syncs_per_token']:.4f}",
             ]

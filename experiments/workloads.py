@@ -47,6 +47,7 @@ class Request:
       output_len: tokens of each sequence; the end-of-text token does not end it sooner.
       arrival: when it arrives, in units of the mean time between arrivals.
       n: sequences to generate.
+      beam_width: beams of the search that finds them; 1: none.
       temperature: of the sampling; 0 is greedy.
       seed: of the random draws.
     """
@@ -57,6 +58,7 @@ class Request:
     output_len: int
     arrival: float
     n: int = 1
+    beam_width: int = 1
     temperature: float = 0.0
     seed: int = 0
 
@@ -64,11 +66,13 @@ class Request:
     def digest(self) -> str:
         """Is the same for requests whose tokens must come out the same.
 
-        The sequences of a request do not depend on how many were asked for.
+        Sequences that are drawn do not depend on how many were asked for; beams do.
         """
         asked: tuple = (self.id, self.tokens, self.output_len)
         if self.temperature:
             asked += (self.temperature, self.seed)
+        if self.beam_width > 1:
+            asked += ("beams", self.beam_width)
         text = repr(asked)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -238,7 +242,8 @@ def _translation_workload(
 def _sampling(settings: WorkloadSettings, seed: int, number: int) -> dict[str, Any]:
     """Returns how a request samples; its draws are the same in every cell."""
     return {
-        "n": settings.n,
+        "n": max(settings.n, settings.beam_width),
+        "beam_width": settings.beam_width,
         "temperature": settings.temperature,
         "seed": (seed << 32) + number,
     }

@@ -1,0 +1,37 @@
+"""Beam search, whose beams share all blocks before they part (Fig 15).
+
+    python -m experiments.run --config=beam_search
+    python -m experiments.beam_traces results/FOLDER traces.json.gz
+
+Beam widths 2, 4 and 6, with lengths like Alpaca's: outputs forced to the length drawn,
+prompts as plain text. Which beam each survivor continues is the model's choice, and
+kept with the outputs (`beam_parents`); `experiments.beam_traces` makes a compact file of
+it. All requests are there at time 0; the KV budget is 8 full-length requests. Beside it,
+the same searches without sharing, where a beam that is continued twice is copied whole.
+
+Expected (quick): TODO.
+"""
+
+from experiments.base_config import base_config
+
+
+def get_config(preset: str = "quick"):
+    config = base_config(preset)
+    config.name = "beam_search"
+    config.claims = "beam_search"
+    config.engine.max_beam_width = 6
+    # Room for Alpaca's longest, whose lengths are taken as they are.
+    config.engine.max_model_len = 384
+    config.engine.max_seqs = 60
+    config.engine.max_requests = 240
+    config.workload.lengths = "alpaca"
+    config.workload.length_scale = 1.0
+    config.workload.num_requests = {"quick": 28, "full": 200}[preset]
+    config.workload.chat = False
+    config.workload.prompt_lengths = "cut"
+    config.cells = tuple(
+        {"workload.beam_width": width, "engine.sharing": sharing}
+        for width in (2, 4, 6)
+        for sharing in (False, True)
+    )
+    return config
