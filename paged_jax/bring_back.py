@@ -31,12 +31,14 @@ class _Next(NamedTuple):
       rows: bool[S]. Its rows; none if nothing is swapped out.
       need: i32[S]. Blocks that each row is to name.
       copies: i32[]. Copies on write that its next tokens take.
+      shared: i32[]. Blocks that it shares with a held prefix, as before.
       fits: bool[]. Whether it can be brought back.
     """
 
     rows: jax.Array
     need: jax.Array
     copies: jax.Array
+    shared: jax.Array
     fits: jax.Array
 
 
@@ -48,11 +50,11 @@ def bring_back(
     A request fits if the pool can grant the blocks that its sequences had and those of
     their next tokens, and leave the watermark beside what the running sequences need in
     this step. All of its sequences come back, or none does. If nothing runs, the
-    watermark is waived.
+    watermark is waived. Whole blocks of a prefix that is still held are shared again.
 
     If nothing runs and the first in line does not fit, the pool will never have more
-    for it: held prefixes take the room, which it may have shared before it was swapped
-    out. Then all that is swapped out is recomputed, so that nobody waits for ever.
+    for it, since held prefixes take the room. Then all that is swapped out is
+    recomputed, and admission decides, so that nobody waits for ever.
 
     Args:
       config: static settings, with blocks of the host.
@@ -69,6 +71,7 @@ def bring_back(
         rows=jnp.zeros(config.num_rows, bool),
         need=jnp.zeros(config.num_rows, jnp.int32),
         copies=jnp.int32(0),
+        shared=jnp.int32(0),
         fits=jnp.bool_(False),
     )
     owed = jax.lax.cond(swapped, lambda: _owed(config, state), lambda: jnp.int32(0))
@@ -78,7 +81,7 @@ def bring_back(
 
     def bring_first(carry):
         state, owed, first = carry
-        state = _swap_in(state, first)
+        state = _swap_in(config, state, first)
         owed += first.copies
         return state, owed, _look(config, manager, state, owed)
 
@@ -127,18 +130,32 @@ def _look(
     inside = rows & (logical < sequences.num_blocks)
     same = (written[:, None] == written) & inside & (every[:, None] > every)
     copies = jnp.sum(inside & jnp.any(same, axis=1), dtype=jnp.int32)
-    total = blocks_to_swap_in(sequences, rows, need) + copies + owed
+    held = held_tokens(config, sequences, requests, sequences.request[row])
+    computed = jnp.min(jnp.where(rows, sequences.length, last))
+    shared = jnp.minimum(held, computed) // size
+    total = blocks_to_swap_in(sequences, rows, need) - shared + copies + owed
     running = jnp.any(sequences.status == SequenceStatus.RUNNING)
     total += jnp.where(running, config.watermark_blocks, 0)
     fits = jnp.any(swapped) & (total <= manager.num_free(state.pool))
-    return _Next(rows, need, copies, fits)
+    return _Next(rows, need, copies, shared, fits)
 
 
-def _swap_in(state: SchedulerState, first: _Next) -> SchedulerState:
+def _swap_in(config: StepConfig, state: SchedulerState, first: _Next) -> SchedulerState:
     """Swaps a request in, which fits; it looks as it did when it was swapped out."""
     assert isinstance(state.swap, SwapSpace)
+    prefix = None
+    if config.sharing:
+        slot = state.sequences.request[jnp.argmax(first.rows)]
+        prefix_row = jnp.maximum(state.requests.prefix_row[slot], 0)
+        prefix = state.sequences.block_table[prefix_row]
     pool, space, sequences = move_in(
-        state.pool, state.swap, state.sequences, first.rows, first.need
+        state.pool,
+        state.swap,
+        state.sequences,
+        first.rows,
+        first.need,
+        prefix,
+        first.shared,
     )
     state = dataclasses.replace(state, pool=pool, sequences=sequences, swap=space)
     # What is cached of it is shared again. The moves are made before anything is read.

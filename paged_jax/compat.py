@@ -1,6 +1,8 @@
 """What differs between the versions of JAX that are supported, in one place."""
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # For `jax.jit(..., compiler_options=...)` and `lowered.compile(...)` of programs that
 # hold a `BuddyPool`. XLA of jax 0.10 drops optimization barriers before it fuses, and
@@ -19,6 +21,26 @@ def compiler_options(prefix_caching: bool) -> dict[str, str]:
     without them it makes copies of the pool's arrays (not of keys and values).
     """
     return {} if prefix_caching else COMPILER_OPTIONS
+
+
+def host_memory() -> NamedSharding | None:
+    """Returns the sharding of arrays in the host's memory; None where that is all.
+
+    Pinned memory, which a compiled program of an accelerator reads and writes in place.
+    A mesh of one device, since only a `NamedSharding` makes the kind of memory a part
+    of an argument's type when a program is compiled ahead of time.
+    """
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return None
+    mesh = Mesh(np.array([device]), ("device",))
+    return NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+
+
+def shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """Returns what a program is compiled for: shape, dtype and kind of memory."""
+    here = jax.typeof(x).memory_space == jax.memory.Space.Device
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=None if here else x.sharding)
 
 
 def to_memory_of(goal: jax.Array, x: jax.Array) -> jax.Array:

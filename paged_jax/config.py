@@ -55,9 +55,10 @@ class EngineConfig:
       prefix_caching: whether full blocks are kept after their last user and found
         again by the tokens of later prompts; paged memory with sharing only.
       preemption: what happens to the latest-arrived request when blocks run out, with
-        paged memory: `recompute` (its blocks are released, and it computes its tokens
-        again), `swap` (its blocks are copied to the host, and back later), or `auto`,
-        the paper's rule: swap for several sequences, recompute for one.
+        paged memory and continuous batching: `recompute` (its blocks are released, and
+        it computes its tokens again), `swap` (its blocks are copied to the host, and
+        back later), or `auto`, the paper's rule: swap for several sequences, recompute
+        for one.
       host_blocks: KV blocks of the host, for what is swapped out; None: as many as the
         device has. What does not fit is recomputed. Allocated only if something may be
         swapped.
@@ -201,8 +202,11 @@ class EngineConfig:
         num_prefixes = self.max_prefixes if paged and self.sharing else 0
         several = self.max_n > 1 or self.max_beam_width > 1
         sharing = paged and self.sharing and (num_prefixes > 0 or several)
-        swaps_single = paged and self.preemption == "swap"
-        swaps_groups = sharing and several and self.preemption == "auto"
+        # A static batch is not admitted unless it fits to its end.
+        paged_on_demand = paged and self.batching == "continuous"
+        swaps_single = paged_on_demand and self.preemption == "swap"
+        swaps_groups = paged_on_demand and sharing and several
+        swaps_groups &= self.preemption == "auto"
         host_blocks = 0
         if swaps_single or swaps_groups:
             host_blocks = self.host_blocks

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax.compat import to_memory_of
 
@@ -47,10 +48,18 @@ def init_kv_cache(
     num_kv_heads: int,
     head_dim: int,
     dtype: jnp.dtype,
+    *,
+    sharding: jax.sharding.Sharding | None = None,
 ) -> KVCache:
-    """Returns a cache of `num_blocks` usable blocks and the null block, all zero."""
+    """Returns a cache of `num_blocks` usable blocks and the null block, all zero.
+
+    With a sharding, the cache is where that says (see `compat.host_memory`).
+    """
     shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
-    return KVCache(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+    if sharding is None:
+        return KVCache(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+    k, v = (jax.device_put(np.zeros(shape, dtype), sharding) for _ in "kv")
+    return KVCache(k=k, v=v)
 
 
 def write_kv(
@@ -108,11 +117,11 @@ def move_blocks(
     source: jax.Array,
     target: jax.Array,
     count: jax.Array,
-) -> KVCache:
+) -> tuple[KVCache, jax.Array]:
     """Copies whole blocks of one cache to another, in every layer: a swap.
 
     Args:
-      origin: the cache to copy from.
+      origin: the cache to copy from; it may be in another kind of memory.
       goal: the cache to copy to, with blocks of the same shape; donate it.
       source: i32[C], blocks of `origin`.
       target: i32[C], blocks of `goal` to copy them to.
@@ -120,7 +129,10 @@ def move_blocks(
         follows it, and is none when it is 0.
 
     Returns:
-      `goal` with the first `count` target blocks equal to their source blocks.
+      `goal` with the first `count` target blocks equal to their source blocks, and
+      i32[], how many moves are left to make. That is 0, known when all are made: what
+      depends on it may change `origin` in place. Else XLA cannot tell that all has been
+      read by then, and keeps a copy of it.
     """
 
     def move(i: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
@@ -128,7 +140,11 @@ def move_blocks(
         block = to_memory_of(new, block)
         return jax.lax.dynamic_update_index_in_dim(new, block, target[i], axis=1)
 
-    def body(i: jax.Array, goal: KVCache) -> KVCache:
-        return KVCache(k=move(i, origin.k, goal.k), v=move(i, origin.v, goal.v))
+    def body(carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
+        i, goal = carry
+        return i + 1, KVCache(move(i, origin.k, goal.k), move(i, origin.v, goal.v))
 
-    return jax.lax.fori_loop(0, count, body, goal)
+    made, goal = jax.lax.while_loop(
+        lambda carry: carry[0] < count, body, (jnp.int32(0), goal)
+    )
+    return goal, count - made

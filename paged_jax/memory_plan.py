@@ -48,8 +48,7 @@ class MemoryPlan:
     def as_rows(self) -> list[tuple[str, str, str]]:
         """Returns the plan as rows of a table: what, how much, how it comes about."""
         slots = self.num_blocks * self.block_size
-        host = self.host_blocks and (self.host_blocks + 1) * self.block
-        return [
+        rows = [
             ("weights", _mib(self.weights), _share(self.weights, self.total)),
             (
                 "activations",
@@ -68,8 +67,11 @@ class MemoryPlan:
                 f"{self.full_length_requests}",
                 f"{self.max_model_len} tokens take {self.blocks_per_request} blocks",
             ),
-            ("host memory for swap", _mib(host), f"{self.host_blocks} blocks"),
         ]
+        if self.host_blocks:
+            host = (self.host_blocks + 1) * self.block
+            rows.append(("swap space", _mib(host), f"{self.host_blocks} host blocks"))
+        return rows
 
 
 def blocks_that_fit(budget: int, *, weights: int, activations: int, block: int) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from paged_jax.beams import BeamState
 from paged_jax.cancel import cancel
-from paged_jax.compat import compiler_options
+from paged_jax.compat import compiler_options, shape_of
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
@@ -143,9 +143,7 @@ def compile_programs(
       state: a state of the right shapes.
       new: requests of the right shapes.
     """
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state, new)
-    )
+    shapes = jax.tree.map(shape_of, (params, state, new))
     leaves, structure = jax.tree.flatten(shapes)
     return _compile(program, tuple(leaves), structure)
 

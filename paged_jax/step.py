@@ -167,9 +167,13 @@ def _invert(place: jax.Array, valid: jax.Array, size: int) -> jax.Array:
 
 
 def _in_bucket(
-    program: Program, params: Params, state: EngineState, plan: Plan
+    program: Program,
+    params: Params,
+    state: EngineState,
+    plan: Plan,
+    chosen: jax.Array,
 ) -> tuple[KVCache, Samples]:
-    """Computes a plan's tokens in the bucket they fit, chosen on the device.
+    """Computes a plan's tokens in the chosen bucket, i32[], see `bucket_of`.
 
     A loop of one turn or none for each bucket: a `lax.switch` would do, but copies the
     cache on jax 0.10, and on later versions if the layers are unrolled.
@@ -182,7 +186,7 @@ def _in_bucket(
         jnp.zeros((rows, alternatives), jnp.float32),
         _no_candidates(program.config) if program.config.beams else (),
     )
-    carry = bucket_of(program.config, plan), state.cache, samples
+    carry = chosen, state.cache, samples
     for bucket in range(1, len(program.config.buckets) + 1):
 
         def compute(carry, bucket=bucket):
@@ -196,8 +200,10 @@ def _in_bucket(
     return carry[1], carry[2]
 
 
-def _move(state: EngineState) -> EngineState:
+def _move(state: EngineState) -> tuple[EngineState, jax.Array]:
     """Makes the moves between the device and the host that a plan asks for.
+
+    Returns the state, and i32[], moves that are left: 0 (see `move_blocks`).
 
     Swap-ins, then swap-outs, then (with the forward pass) copies on write. That order
     is right whatever was granted in which order:
@@ -213,11 +219,11 @@ def _move(state: EngineState) -> EngineState:
     """
     space = state.scheduler.swap
     if not (isinstance(space, SwapSpace) and isinstance(state.host, KVCache)):
-        return state
+        return state, jnp.int32(0)
     ins, outs = space.ins, space.outs
-    cache = move_blocks(state.host, state.cache, ins.source, ins.target, ins.count)
-    host = move_blocks(cache, state.host, outs.source, outs.target, outs.count)
-    return dataclasses.replace(state, cache=cache, host=host)
+    cache, _ = move_blocks(state.host, state.cache, ins.source, ins.target, ins.count)
+    host, left = move_blocks(cache, state.host, outs.source, outs.target, outs.count)
+    return dataclasses.replace(state, cache=cache, host=host), left
 
 
 def step(program: Program, params: Params, state: EngineState) -> EngineState:
@@ -237,8 +243,10 @@ def step(program: Program, params: Params, state: EngineState) -> EngineState:
     scheduler, plan = schedule(
         program.config, program.manager, state.scheduler, program.victim
     )
-    state = _move(dataclasses.replace(state, scheduler=scheduler))
-    cache, samples = _in_bucket(program, params, state, plan)
+    state, left = _move(dataclasses.replace(state, scheduler=scheduler))
+    # The bucket is known when the moves are made, and they read what it writes.
+    bucket = bucket_of(program.config, plan) + left
+    cache, samples = _in_bucket(program, params, state, plan, bucket)
     scheduler = write_log(program.config, program.manager, scheduler, plan)
     if program.config.groups:
         # The log has read the counts before forks change them, in place.

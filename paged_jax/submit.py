@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.beams import BeamState, NewBeams, init_beams, submit_beams
+from paged_jax.compat import host_memory
 from paged_jax.config import StepConfig
 from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
@@ -180,12 +181,21 @@ def init_state(
 
     Every leaf is a buffer of its own, so that all of them can be donated.
     """
-    host = ()
-    if config.host_blocks:
-        layers, _, *block = cache.k.shape
-        host = init_kv_cache(layers, config.host_blocks, *block, cache.k.dtype)
-    state = EngineState(init_scheduler(config, manager, static_batching), cache, host)
-    return jax.tree.map(lambda x: x.copy(), state)
+    state = EngineState(init_scheduler(config, manager, static_batching), cache)
+    state = jax.tree.map(lambda x: x.copy(), state)
+    if not config.host_blocks:
+        return state
+    layers, _, size, heads, dim = cache.k.shape
+    host = init_kv_cache(
+        layers,
+        config.host_blocks,
+        size,
+        heads,
+        dim,
+        cache.k.dtype,
+        sharding=host_memory(),
+    )
+    return dataclasses.replace(state, host=host)
 
 
 def submit(state: SchedulerState, new: NewRequests) -> SchedulerState:

@@ -164,10 +164,22 @@ def move_in(
     sequences: Sequences,
     rows: jax.Array,
     need: jax.Array,
+    shared_blocks: jax.Array | None = None,
+    num_shared: jax.Array | int = 0,
 ) -> tuple[BlockPool, SwapSpace, Sequences]:
     """Swaps rows in; the caller has checked that they are SWAPPED and fit.
 
-    Arguments and results are those of `swap_in`.
+    Other arguments and the results are those of `swap_in`.
+
+    Args:
+      pool: the block pool.
+      space: the host's blocks.
+      sequences: the sequence rows.
+      rows: bool[S], which rows.
+      need: i32[S], blocks that each one is to name.
+      shared_blocks: i32[T], blocks of the device to name again instead of moving what
+        was moved out of them, or None.
+      num_shared: i32[], how many of them, from the start of each row.
     """
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)
     before = sequences.block_table
@@ -180,6 +192,8 @@ def move_in(
         blocks = before[row]
         same = (rows & ~left)[:, None] & (before == blocks) & named
         moved = jnp.max(jnp.where(same, sequences.block_table, 0), axis=0)
+        if shared_blocks is not None:
+            moved = jnp.where(column < num_shared, shared_blocks, moved)
         pool = hold(pool, moved, moved > 0)
         pool, granted = take(pool, (column < count) & (moved == 0))
         space = dataclasses.replace(
@@ -307,7 +321,13 @@ def release_host_rows(
         row = jnp.argmax(left).astype(jnp.int32)
         named = column < sequences.num_blocks[row]
         host = drop(host, sequences.block_table[row], named)
-        sequences = _put(sequences, row, jnp.zeros_like(column), jnp.int32(0), 0)
+        sequences = _put(
+            sequences,
+            row,
+            jnp.zeros_like(column),
+            jnp.int32(0),
+            SequenceStatus.EMPTY,
+        )
         sequences = dataclasses.replace(
             sequences,
             length=sequences.length.at[row].set(0),

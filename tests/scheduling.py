@@ -9,7 +9,7 @@ import numpy as np
 from paged_jax.block_pool import BlockPool
 from paged_jax.commit import commit
 from paged_jax.config import EngineConfig
-from paged_jax.invariants import check_blocks, check_groups
+from paged_jax.invariants import check_blocks, check_groups, check_swap
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.sampling import Samples
 from paged_jax.schedule_timing import greedy_requests
@@ -51,7 +51,7 @@ def _run(config, manager, state: SchedulerState):
         state, sound = carry
         state, plan = schedule(config, manager, state)
         state = commit(config, write_log(config, manager, state, plan), plan, samples)
-        holds = check_groups(state)
+        holds = check_groups(state) | check_swap(state)
         slots = state.sequences.num_blocks * config.block_size
         holds["tokens have slots"] = jnp.all(state.sequences.length <= slots)
         if isinstance(state.pool, BlockPool):
@@ -62,7 +62,7 @@ def _run(config, manager, state: SchedulerState):
         state, _ = carry
         return has_work(state) & (state.log_count < LOG_LENGTH)
 
-    names = [*check_groups(state), "tokens have slots"]
+    names = [*check_groups(state), *check_swap(state), "tokens have slots"]
     if isinstance(state.pool, BlockPool):
         names += check_blocks(state.pool, state.sequences)
     start = state, {name: jnp.bool_(True) for name in names}

@@ -97,7 +97,8 @@ def test_a_registered_prefix_is_used_if_it_has_more(engine):
 
 
 def test_preempted_groups_find_their_prompts_again():
-    engine = make_engine(prefix_caching=True, **{**SETTINGS, "num_blocks": 27})
+    changes = dict(num_blocks=27, preemption="recompute", prefix_caching=True)
+    engine = make_engine(**{**SETTINGS, **changes})
     asked = [[60 + i, *TEXT[: 11 + i]] for i in range(4)]
     params = [drawn(20, seed=i, n=1 + i) for i in range(4)]
     names = [engine.submit(*one) for one in zip(asked, params, strict=True)]

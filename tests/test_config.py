@@ -17,7 +17,12 @@ REFUSED = [
         "memory is 'swap'; it must be one of paged, max, pow2, oracle",
     ),
     ({"batching": "x"}, "batching is 'x'; it must be one of continuous, static"),
-    ({"preemption": "swap"}, "preemption is 'swap'; it must be one of recompute"),
+    (
+        {"preemption": "drop"},
+        "preemption is 'drop'; it must be one of auto, recompute, swap",
+    ),
+    ({"host_blocks": -1}, "host_blocks is -1; it must be 0 or more, or None"),
+    ({"host_blocks": 1.5}, "host_blocks is 1.5; it must be an integer or None"),
     (
         {"attention_backend": "triton"},
         "attention_backend is 'triton'; it must be one of "

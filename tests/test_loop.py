@@ -13,7 +13,7 @@ from jax.experimental import checkify
 from scheduling import run_schedule, small_config
 
 from paged_jax import EngineConfig, Field, debug, step
-from paged_jax.invariants import check_blocks
+from paged_jax.invariants import check_blocks, check_swap
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.model_forward import ModelForward
@@ -22,7 +22,9 @@ from paged_jax.sequences import SequenceStatus
 from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
-CONFIG = EngineConfig(**{**SETTINGS, "steps_per_sync": 256}).step_config()
+# The host has room for one of those that are preempted: others are recomputed.
+CHANGES = dict(steps_per_sync=256, preemption="swap", host_blocks=6)
+CONFIG = EngineConfig(**{**SETTINGS, **CHANGES}).step_config()
 PREFIX = (10, 11, 12, 13, 14, 15)
 MODEL = tiny_model()
 PROGRAM = Program(CONFIG, ModelForward(MODEL.config, "xla"), MANAGERS["paged"])
@@ -96,9 +98,8 @@ class PythonLoop:
             carry = body(carry)
             self.carries.append(carry)
             scheduler = carry[1].scheduler
-            for name, holds in check_blocks(
-                scheduler.pool, scheduler.sequences
-            ).items():
+            holding = check_blocks(scheduler.pool, scheduler.sequences)
+            for name, holds in (holding | check_swap(scheduler)).items():
                 assert holds, f"{name} after step {len(self.carries)}"
         return carry
 
@@ -128,7 +129,8 @@ def steps():
 
 def test_the_workload_meets_what_can_happen():
     log = np.asarray(steps()[-1].scheduler.log)[: len(steps()) + 1]
-    for field in ("PREEMPTED", "COPIED_BLOCKS", "RETIRED", "WAITING"):
+    fields = ("PREEMPTED", "RECOMPUTED", "SWAPPED_OUT_BLOCKS", "SWAPPED_IN_BLOCKS")
+    for field in (*fields, "COPIED_BLOCKS", "RETIRED", "WAITING"):
         assert log[:, Field[field]].sum() > 0, field
     assert {1, 16} <= set(log[:, Field.TOKENS].astype(int))
     requests = steps()[-1].scheduler.requests

@@ -68,6 +68,15 @@ def test_the_table():
     ]
 
 
+def test_the_table_names_the_hosts_blocks_if_there_are_any():
+    plan = dataclasses.replace(PLAN, host_blocks=99)
+    assert plan.as_rows() == [
+        *PLAN.as_rows(),
+        ("swap space", "1250.0 MiB", "99 host blocks"),
+    ]
+    assert plan.total == PLAN.total
+
+
 def test_the_plan_of_an_engine_is_what_it_has():
     engine = make_engine()
     plan, model = engine.memory_plan, tiny_model()

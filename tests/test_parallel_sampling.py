@@ -61,11 +61,14 @@ ENGINES = {
     "block size 2, prefix cache, static": dict(
         block_size=2, num_blocks=50, prefix_caching=True, batching="static"
     ),
+    "block size 4, recomputed": dict(num_blocks=28, preemption="recompute"),
     "block size 4, nothing shared": dict(num_blocks=20, sharing=False),
     "pow2": dict(num_blocks=40, memory="pow2"),
 }
-SHARING = [*ENGINES][:7]
-PREEMPTS = {*(SHARING[i] for i in (0, 2, 3, 5)), "block size 4, nothing shared"}
+SHARING = [*ENGINES][:8]
+# Groups of several are swapped, what is left of one is recomputed.
+SWAPS = {SHARING[i] for i in (0, 2, 3, 5)}
+PREEMPTS = {*SWAPS, "block size 4, recomputed", "block size 4, nothing shared"}
 
 
 @functools.cache
@@ -81,6 +84,8 @@ def test_batch_and_memory_change_nothing(name):
     assert [all_tokens(output) for output in outputs] == alone()
     preempted = engine.log[:, Field.PREEMPTED].sum()
     assert preempted > 1 if name in PREEMPTS else preempted == 0
+    moved, back = engine.stats.swapped_blocks
+    assert moved == back > 0 if name in SWAPS else moved == back == 0
     if engine._static.groups:
         log = engine.log
         if engine.config.block_size > 1:
@@ -249,7 +254,8 @@ def test_the_others_have_no_block_until_the_prompt_is_computed(engine):
     serve(engine)
 
 
-def test_a_group_is_preempted_whole_and_computes_its_prompt_once_more(engine):
+def test_a_group_is_recomputed_whole_and_computes_its_prompt_once_more():
+    engine = engine_of("block size 4, recomputed")
     asked = [[*range(30, 39)], [*range(50, 59)]]
     params = [drawn(16, seed=seed, n=4) for seed in (1, 2)]
     expected = [all_tokens(engine.generate([p], q)[0]) for p, q in zip(asked, params)]

@@ -25,6 +25,10 @@ SYSTEMS = {
     "paged continuous, groups, one block size 1": dict(
         **GROUPS, block_size=1, num_blocks=70
     ),
+    "paged continuous, groups, recomputed": dict(**GROUPS, preemption="recompute"),
+    "paged continuous, groups, few blocks of the host": dict(**GROUPS, host_blocks=6),
+    "paged continuous, all swapped": dict(preemption="swap"),
+    "paged continuous, groups, all swapped": dict(**GROUPS, preemption="swap"),
     "paged static, groups": dict(**GROUPS, batching="static"),
     "paged continuous, several that share nothing": dict(max_n=4),
     "pow2 continuous, several": dict(max_n=4, memory="pow2", num_blocks=21),
@@ -47,6 +51,8 @@ def _oracle(config, lengths):
         chunked=static.chunked_prefill,
         paged=config.memory == "paged",
         static=config.batching == "static",
+        host_blocks=static.host_blocks,
+        swaps_single=static.swaps_single,
     )
     groups, count = [], 0
     for arrival, (prompt, outputs) in enumerate(lengths):
@@ -92,7 +98,7 @@ def _peak(config, prompt, outputs):
 def test_every_iteration_equals_the_oracle(system):
     config = small_config(**SYSTEMS[system])
     rng = random.Random(system)
-    preemptions = 0
+    preemptions = swapped = lost = 0
     for _ in range(60):
         lengths = _random_lengths(rng, config)
         log, state = run_schedule(config, lengths)
@@ -108,10 +114,14 @@ def test_every_iteration_equals_the_oracle(system):
             == RequestStatus.FINISHED_LENGTH
         ).all()
         preemptions += log["PREEMPTED"].sum()
+        swapped += log["SWAPPED_IN_BLOCKS"].sum()
+        lost += log["RECOMPUTED"].sum()
     if system.startswith("paged continuous"):
         assert preemptions > 20, "the workloads are too light to test preemption"
+        assert (swapped > 20) == (config.step_config().host_blocks > 0)
+        assert lost > 0 or config.preemption == "swap"
     else:
-        assert preemptions == 0
+        assert preemptions == swapped == 0
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])

@@ -25,7 +25,8 @@ LONG = [*range(61, 79)]
 
 @pytest.fixture(scope="module")
 def shared():
-    return make_engine(max_n=4, num_blocks=26, max_seqs=6, max_requests=8, debug=True)
+    settings = dict(max_n=4, num_blocks=26, max_seqs=6, max_requests=8)
+    return make_engine(**settings, preemption="recompute", debug=True)
 
 
 @pytest.fixture

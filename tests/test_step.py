@@ -25,7 +25,7 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32", max_n=1):
+def case(memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0):
     """A program, and the shapes of its parameters and its state."""
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
@@ -37,6 +37,8 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1):
             "max_model_len": 32,
             "token_budget": 8,
             "max_n": max_n,
+            "preemption": "swap",
+            "host_blocks": host_blocks,
         }
     )
     static, manager = config.step_config(), MANAGERS[memory]
@@ -81,7 +83,9 @@ def check_in_place(compiled, state):
     assert compiled.memory_analysis().alias_size_in_bytes >= nbytes(state)
     text = compiled.as_text()
     assert operations_on(text, dims(state.cache.k)) <= IN_PLACE
-    for leaf in jax.tree.leaves(state.scheduler.pool):
+    if state.host:
+        assert operations_on(text, dims(state.host.k)) <= IN_PLACE
+    for leaf in jax.tree.leaves((state.scheduler.pool, state.scheduler.swap)):
         if leaf.ndim:
             assert operations_on(text, dims(leaf)) <= IN_PLACE
 
@@ -90,34 +94,44 @@ BFLOAT16 = pytest.param(
     "paged",
     "bfloat16",
     1,
+    0,
     marks=pytest.mark.xfail(
         JAX_VERSION < (0, 11),
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
     ),
 )
+# Blocks of the host: a number of its own again.
+HOST = 111
 CACHED = [
     pytest.param(
         "cached",
         "float32",
-        max_n,
+        *several,
         marks=pytest.mark.xfail(
             JAX_VERSION < (0, 11),
             reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
         ),
     )
-    for max_n in (1, 4)
+    for several in ((1, 0), (4, 0), (4, HOST))
 ]
-CASES = [("paged", "float32", 1), ("paged", "float32", 4), ("max", "float32", 1)]
+CASES = [
+    ("paged", "float32", 1, 0),
+    ("paged", "float32", 4, 0),
+    ("paged", "float32", 1, HOST),
+    ("paged", "float32", 4, HOST),
+    ("max", "float32", 1, 0),
+]
 CASES += CACHED
 
 
-@pytest.mark.parametrize(("memory", "kv_dtype", "max_n"), [*CASES, BFLOAT16])
-def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n):
+@pytest.mark.parametrize(("memory", "kv_dtype", "max_n", "host"), [*CASES, BFLOAT16])
+def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, host):
     # How temporaries grow does not depend on the dtype: two sizes of one are enough.
     temporaries = []
     for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype, max_n)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n)
+        *_, state = case(memory, num_blocks, kv_dtype, max_n, host)
+        assert bool(state.host) == bool(state.scheduler.swap) == bool(host)
+        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, host)
         check_in_place(compiled, state)
         assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
         temporaries.append(compiled.memory_analysis().temp_size_in_bytes)

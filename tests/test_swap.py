@@ -278,8 +278,8 @@ def test_random_operations_lose_nothing(seed):
 def test_moves_happen_in_place(way):
     def move(cache, host, source, target, count):
         if way == "in":
-            return move_blocks(host, cache, source, target, count), host
-        return cache, move_blocks(cache, host, source, target, count)
+            return move_blocks(host, cache, source, target, count)[0], host
+        return cache, move_blocks(cache, host, source, target, count)[0]
 
     small = init_kv_cache(2, 6, SIZE, 2, 8, jnp.float32)
     large = init_kv_cache(2, 9, SIZE, 2, 8, jnp.float32)

@@ -23,6 +23,7 @@ class Sequence:
     generated: int = 0
     cached: int = 0  # tokens whose keys and values are in the cache
     table: list = dataclasses.field(default_factory=list)
+    away: list = dataclasses.field(default_factory=list)  # blocks of the host instead
     row: int = 0  # the lowest free one; rows are released in order
     carrier: "Sequence | None" = None  # who computes its prompt, until it is forked
     leader: "Sequence | None" = None  # the first of its request
@@ -47,6 +48,8 @@ class Rules:
     chunked: bool
     paged: bool
     static: bool
+    host_blocks: int = 0
+    swaps_single: bool = False
 
 
 class SchedulerOracle:
@@ -63,6 +66,7 @@ class SchedulerOracle:
                 sequence.leader = sequences[0]
         self.batch: list[Sequence] = []
         self.users = collections.Counter()  # block -> tables that name it
+        self.host_users = collections.Counter()  # the same for blocks of the host
         self.names = itertools.count()
         self.buddy = BuddyOracle(rules.num_blocks, rules.table_width)
         self.iteration = 0
@@ -99,15 +103,16 @@ class SchedulerOracle:
 
     def step(self):
         retired = self.retire()
+        moved_in = self.bring_back()
         admitted = self.admit()
         chunks = self.divide()
-        preempted, lost = self.make_room(chunks)
+        preempted, lost, moved_out = self.make_room(chunks)
         copied = self.write(chunks)
         complete = {s for s, n in chunks.items() if s.cached + n == s.known}
         forks = self.due(chunks)
         for sequence, size in chunks.items():
             sequence.cached += size
-        running = [s for s in self.batch if not s.ended and s.carrier is None]
+        running = self.running()
         row = {
             "RUNNING": len(running),
             "WAITING": len(self.waiting),
@@ -122,6 +127,9 @@ class SchedulerOracle:
             "PREEMPTED": preempted,
             "RECOMPUTED": lost,
             "COPIED_BLOCKS": copied,
+            "SWAPPED": len({s.leader.name for s in self.batch if s.away}),
+            "SWAPPED_OUT_BLOCKS": moved_out,
+            "SWAPPED_IN_BLOCKS": moved_in,
         }
         complete |= {s for s in forks if s.carrier in complete}
         self.fork(forks)
@@ -135,6 +143,11 @@ class SchedulerOracle:
         row["SAMPLED"] = len(complete)
         self.iteration += 1
         return row
+
+    def running(self):
+        return [
+            s for s in self.batch if not s.ended and s.carrier is None and not s.away
+        ]
 
     def live(self, running):
         """Slots of running sequences; of those shared with ended ones, their part."""
@@ -170,7 +183,7 @@ class SchedulerOracle:
 
     def admit(self):
         rules = self.rules
-        if rules.static and self.batch:
+        if (rules.static and self.batch) or any(s.away for s in self.batch):
             return 0
         pending = {s: self.pending(s) for s in self.batch}
         budget = rules.token_budget - sum(pending.values())
@@ -241,7 +254,7 @@ class SchedulerOracle:
     # ------------------------------------------------------------------ the budget
 
     def pending(self, sequence):
-        if sequence.ended or sequence.carrier is not None:
+        if sequence.ended or sequence.carrier is not None or sequence.away:
             return 0
         waited_for = any(s.carrier is sequence for s in self.batch)
         goal = sequence.prompt if waited_for else sequence.known
@@ -295,25 +308,30 @@ class SchedulerOracle:
         return self.blocks_for(sequence.known) - self.blocks_for(sequence.prompt)
 
     def make_room(self, chunks):
-        preempted = lost = 0
+        preempted = lost = moved = 0
         while True:
             forks = self.due(chunks)
             with_carriers = {*forks, *(s.carrier for s in forks)}
             tails = sum(map(self.tail, with_carriers))
             if len(self.writes(chunks)) + tails <= self.free:
-                return preempted, lost
-            going = [s for s in self.batch if not s.ended]
+                return preempted, lost, moved
+            going = [s for s in self.batch if not s.ended and not s.away]
             victim = max(going, key=lambda s: (s.arrival, -s.row))
             group = sorted(
                 (s for s in going if s.leader is victim.leader), key=lambda s: s.name
             )
             in_prompt = [min(s.cached, s.prompt) for s in group]
-            lost += max(in_prompt) + sum(s.cached for s in group) - sum(in_prompt)
+            own = max(in_prompt) + sum(s.cached for s in group) - sum(in_prompt)
+            preempted += 1
             for sequence in group:
                 chunks.pop(sequence, None)
+            if own and self.may_swap(group):
+                moved += self.swap_out(group)
+                continue
+            lost += own
+            for sequence in group:
                 self.release(sequence)
             self.waiting.insert(0, group)
-            preempted += 1
 
     def write(self, chunks):
         copied = 0
@@ -336,3 +354,64 @@ class SchedulerOracle:
             sequence.cached, sequence.carrier = sequence.prompt, None
         for sequence in [*forks, *carriers]:
             sequence.table += [self.take() for _ in range(self.tail(sequence))]
+
+    # ------------------------------------------------------------------ swap
+
+    def may_swap(self, group):
+        rules = self.rules
+        several = rules.swaps_single or len(group) > 1
+        forked = all(s.carrier is None for s in group)
+        blocks = {b for s in group for b in s.table[: self.blocks_for(s.cached)]}
+        room = rules.host_blocks - len(self.host_users)
+        return several and forked and len(blocks) <= room
+
+    def swap_out(self, group):
+        """Moves each block with tokens once; returns how many there were."""
+        moved = {}
+        for s in group:
+            for block in s.table[: self.blocks_for(s.cached)]:
+                s.away.append(moved.setdefault(block, next(self.names)))
+            self.host_users.update(s.away)
+            for block in s.table:
+                self.drop(block)
+            s.table = []
+        return len(moved)
+
+    def bring_back(self):
+        count = 0
+        while away := [s for s in self.batch if s.away]:
+            first = min(away, key=lambda s: s.arrival)
+            group = [s for s in away if s.leader is first.leader]
+            running = self.running()
+            headroom = self.rules.watermark_blocks if running else 0
+            headroom += len(self.writes({s: self.pending(s) for s in running}))
+            headroom += self.promised()
+            if self.need_back(group) + headroom > self.free:
+                assert running, "nothing runs, and what was swapped out does not fit"
+                break
+            moved = {}
+            for s in group:
+                for block in s.away:
+                    if block not in moved:
+                        moved[block] = self.take()
+                    else:
+                        self.users[moved[block]] += 1
+                    s.table.append(moved[block])
+                    self.host_users[block] -= 1
+                while len(s.table) < self.blocks_for(s.known):
+                    s.table.append(self.take())
+                s.away = []
+            self.host_users = +self.host_users
+            count += len(moved)
+        return count
+
+    def need_back(self, group):
+        """Blocks that a group takes to come back and write its next tokens."""
+        blocks = {b for s in group for b in s.away}
+        ahead = [max(self.blocks_for(s.known) - len(s.away), 0) for s in group]
+        written = [
+            s.away[s.cached // self.rules.block_size]
+            for s in group
+            if s.cached // self.rules.block_size < len(s.away)
+        ]
+        return len(blocks) + sum(ahead) + len(written) - len(set(written))
