@@ -132,15 +132,31 @@ def can_allocate(pool: BuddyPool, order: jax.Array | int) -> jax.Array:
     return found.any() & jnp.asarray(order >= 0)
 
 
-def num_chunks(pool: BuddyPool, order: jax.Array | int) -> jax.Array:
-    """Returns i32[]: how many chunks of this order could be taken one after another.
+def can_allocate_all(pool: BuddyPool, order: jax.Array, count: jax.Array) -> jax.Array:
+    """Returns bool[]: whether `count` chunks of this order could be taken.
 
-    Looks at the whole pool: for those who need several at once.
+    Walks along the lists of free chunks, the largest first, until there are enough.
     """
-    level = pool.chunk - 1  # of free chunks; below 0 elsewhere
-    fits = (level >= order) & (level >= 0)
-    count = jnp.left_shift(jnp.int32(1), jnp.where(fits, level - order, 0))
-    return jnp.sum(jnp.where(fits, count, 0), dtype=jnp.int32)
+    newest = _newest(pool)
+
+    def goes_on(carry):
+        found, level, _ = carry
+        return (found < count) & (level >= order)
+
+    def look(carry):
+        found, level, node = carry
+        is_chunk = node <= pool.num_blocks
+        size = jnp.left_shift(jnp.int32(1), jnp.maximum(level - order, 0))
+        below = level - ~is_chunk
+        return (
+            found + jnp.where(is_chunk, size, 0),
+            below,
+            jnp.where(is_chunk, _get(pool.next, node), newest[jnp.maximum(below, 0)]),
+        )
+
+    top = jnp.int32(pool.num_orders - 1)
+    start = jnp.int32(0), top, newest[top]
+    return jax.lax.while_loop(goes_on, look, start)[0] >= count
 
 
 def allocate(

@@ -60,7 +60,7 @@ def fits(
     if not config.groups:
         return buddy.can_allocate(pool, order)
     members = jnp.sum(waiting_members(requests, slot), dtype=jnp.int32)
-    return buddy.num_chunks(pool, order) >= members
+    return buddy.can_allocate_all(pool, order, members)
 
 
 def grant(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import checkify
 
 from paged_jax import prefix_invariants
+from paged_jax.beams import BeamState
 from paged_jax.block_pool import BlockPool
 from paged_jax.requests import RequestStatus
 from paged_jax.sequences import Sequences, SequenceStatus, on_host
@@ -41,6 +42,8 @@ _GROUP_MEANING = {
     "carriers_stay_in_the_prompt": "a prompt that others wait for has no tokens beyond",
     "groups_are_whole": "no group has members in the batch and others in the queue",
     "queue_names_what_waits": "the leaders in the queue are those of waiting members",
+    "beams_are_all_there": "a search has each beam once, all waiting or running",
+    "beams_are_in_step": "the beams of a search know equally many tokens",
 }
 
 
@@ -207,6 +210,29 @@ def check_groups(state: SchedulerState) -> dict[str, jax.Array]:
         "carriers_stay_in_the_prompt": ~jnp.any(running & expected[group] & beyond),
         "groups_are_whole": ~jnp.any((waiting > 0) & (runs > 0)),
         "queue_names_what_waits": jnp.all(queued == (waiting > 0)),
+        **_check_beams(state),
+    }
+
+
+def _check_beams(state: SchedulerState) -> dict[str, jax.Array]:
+    """Checks the beam searches in service between two steps."""
+    requests, beams = state.requests, state.beams
+    if not isinstance(beams, BeamState):
+        return {}
+    going = (requests.status == RequestStatus.WAITING) | (
+        requests.status == RequestStatus.RUNNING
+    )
+    going &= beams.width > 0
+    at = jnp.where(going, requests.group, requests.null)
+    zeros = jnp.zeros(requests.null + 1, jnp.int32)
+    bit = jnp.where(going, jnp.left_shift(1, beams.number), 0)
+    bits = zeros.at[at].add(bit)[requests.group]
+    longest = zeros.at[at].max(requests.length)[requests.group]
+    return {
+        "beams_are_all_there": jnp.all(
+            ~going | (bits == jnp.left_shift(1, beams.width) - 1)
+        ),
+        "beams_are_in_step": jnp.all(~going | (requests.length == longest)),
     }
 
 

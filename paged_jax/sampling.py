@@ -116,8 +116,10 @@ def likeliest(logits: jax.Array, count: int) -> Candidates:
     group = jnp.minimum(place // _GROUP, chosen.shape[1] - 1)
     group = jnp.take_along_axis(chosen, group, axis=-1)
     tokens = (group * _GROUP + place % _GROUP).astype(jnp.int32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return Candidates(tokens, top - normalizer)
+    # The largest first, so that a sum of many of these is as exact as it can be.
+    largest = top[:, :1]
+    rest = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
+    return Candidates(tokens, top - largest - rest)
 
 
 def _in_groups(values: jax.Array, padding: float) -> jax.Array:

@@ -125,7 +125,7 @@ class SamplingParams:
                 f"n is {self.n} and beam_width {self.beam_width}; a search finds as "
                 "many sequences as it has beams: lower n or raise beam_width"
             )
-        chosen = {"logprobs": 0} if self.logprobs else {}
+        chosen: dict[str, object] = {"logprobs": 0} if self.logprobs else {}
         for field in dataclasses.fields(self):
             if field.name in _DRAWS:
                 chosen[field.name] = field.default

@@ -116,7 +116,9 @@ def _sample_forks(
 
     A second pass with the rows' own keys, in the few steps in which there are such.
     """
-    first = plan.forks & plan.samples & ~beam_rows(state)
+    first = plan.forks & plan.samples
+    if config.beams:
+        first &= ~beam_rows(state)
     requests = state.requests
 
     def draw() -> Samples:

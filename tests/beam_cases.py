@@ -52,7 +52,7 @@ def search(case, running=None):
 
 
 def parents_of(case):
-    """Returns for each step that a search goes on after which beams its beams extend."""
+    """Returns for each step which beams its own extend; the last step has none."""
     running = []
     search(case, running)
     width = case["num_beams"]

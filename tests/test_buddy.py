@@ -1,5 +1,6 @@
 """The buddy allocator against its plain-Python oracle, and its cost."""
 
+import copy
 import functools
 import re
 
@@ -20,6 +21,7 @@ from paged_jax.compat import COMPILER_OPTIONS
 allocate = jax.jit(buddy.allocate)
 release = jax.jit(buddy.release)
 can_allocate = jax.jit(buddy.can_allocate)
+can_allocate_all = jax.jit(buddy.can_allocate_all)
 
 # Blocks of the pool, blocks of a full-length request. With and without a remainder; one
 # order only; a pool that is smaller than its largest chunk.
@@ -318,3 +320,27 @@ def test_temporaries_do_not_grow_with_the_pool():
     assert large_memory.alias_size_in_bytes >= sum(
         x.nbytes for x in jax.tree.leaves(pool)
     )
+
+
+@pytest.mark.parametrize(("num_blocks", "longest"), POOLS)
+def test_several_chunks_can_be_had_if_taking_them_one_by_one_works(num_blocks, longest):
+    rng = np.random.default_rng(num_blocks)
+    pool, oracle = init_buddy(num_blocks, longest), BuddyOracle(num_blocks, longest)
+    orders = len(oracle.free)
+    for _ in range(12):
+        order = int(rng.integers(0, orders))
+        if rng.random() < 0.6:
+            pool, _, _ = allocate(pool, order)
+            oracle.allocate(order)
+        elif oracle.allocated:
+            chunks = list(oracle.allocated.items())
+            start, order = chunks[rng.integers(len(chunks))]
+            pool, _ = release(pool, start, order)
+            oracle.release(start, order)
+        for order in range(orders + 1):
+            trial = copy.deepcopy(oracle)
+            most = sum(
+                order < orders and trial.allocate(order) > 0 for _ in range(num_blocks)
+            )
+            assert bool(can_allocate_all(pool, order, most))
+            assert not bool(can_allocate_all(pool, order, most + 1))

@@ -25,7 +25,9 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0):
+def case(
+    memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0, max_beam_width=1
+):
     """A program, and the shapes of its parameters and its state."""
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
@@ -39,6 +41,7 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1, host_blocks=0):
             "max_n": max_n,
             "preemption": "swap",
             "host_blocks": host_blocks,
+            "max_beam_width": max_beam_width,
         }
     )
     static, manager = config.step_config(), MANAGERS[memory]
@@ -95,6 +98,7 @@ BFLOAT16 = pytest.param(
     "bfloat16",
     1,
     0,
+    1,
     marks=pytest.mark.xfail(
         JAX_VERSION < (0, 11),
         reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
@@ -112,26 +116,31 @@ CACHED = [
             reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
         ),
     )
-    for several in ((1, 0), (4, 0), (4, HOST))
+    for several in ((1, 0, 1), (4, 0, 1), (4, HOST, 1), (1, 0, 4))
 ]
 CASES = [
-    ("paged", "float32", 1, 0),
-    ("paged", "float32", 4, 0),
-    ("paged", "float32", 1, HOST),
-    ("paged", "float32", 4, HOST),
-    ("max", "float32", 1, 0),
+    ("paged", "float32", 1, 0, 1),
+    ("paged", "float32", 4, 0, 1),
+    ("paged", "float32", 1, HOST, 1),
+    ("paged", "float32", 4, HOST, 1),
+    ("paged", "float32", 1, 0, 4),
+    ("paged", "float32", 1, HOST, 4),
+    ("max", "float32", 1, 0, 1),
+    ("max", "float32", 1, 0, 4),
 ]
 CASES += CACHED
 
 
-@pytest.mark.parametrize(("memory", "kv_dtype", "max_n", "host"), [*CASES, BFLOAT16])
-def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, host):
+@pytest.mark.parametrize(
+    ("memory", "kv_dtype", "max_n", "host", "width"), [*CASES, BFLOAT16]
+)
+def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, host, width):
     # How temporaries grow does not depend on the dtype: two sizes of one are enough.
     temporaries = []
     for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype, max_n, host)
+        *_, state = case(memory, num_blocks, kv_dtype, max_n, host, width)
         assert bool(state.host) == bool(state.scheduler.swap) == bool(host)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, host)
+        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, host, width)
         check_in_place(compiled, state)
         assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
         temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
