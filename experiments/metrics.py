@@ -80,7 +80,7 @@ def cell_metrics(run: Run) -> dict[str, Any]:
 def cell_details(run: Run) -> dict[str, Any]:
     """Returns what the metrics come from, for the reader who wants to check."""
     log = run.log
-    waits = log[:, Field.WAITING] > 0
+    waits = _waits(log)
     running = log[:, Field.RUNNING]
     return {
         "wall_s": run.wall_s,
@@ -131,7 +131,7 @@ def breakdown(log: np.ndarray, total_slots: int) -> dict[str, float]:
       log: f32[iterations, F].
       total_slots: slots of the pool.
     """
-    waits = log[:, Field.WAITING] > 0
+    waits = _waits(log)
     rows = log[waits] if waits.any() else log
     shares = {
         "token_states": _mean(rows[:, Field.LIVE]) / total_slots,
@@ -139,6 +139,11 @@ def breakdown(log: np.ndarray, total_slots: int) -> dict[str, float]:
         "internal": _mean(rows[:, Field.INTERNAL]) / total_slots,
     }
     return shares | {"external": 1.0 - sum(shares.values())}
+
+
+def _waits(log: np.ndarray) -> np.ndarray:
+    """Returns bool[iterations]: whether requests wait, in the queue or swapped out."""
+    return (log[:, Field.WAITING] + log[:, Field.SWAPPED]) > 0
 
 
 def _mean(values: Any) -> float:

@@ -55,9 +55,10 @@ class EngineConfig:
       prefix_caching: whether full blocks are kept after their last user and found
         again by the tokens of later prompts; paged memory with sharing only.
       preemption: what happens to the latest-arrived request when blocks run out, with
-        paged memory and continuous batching: `recompute` (its blocks are released, and it computes its tokens
-        again), `swap` (its blocks are copied to the host, and back later), or `auto`,
-        the paper's rule: swap for several sequences, recompute for one.
+        paged memory and continuous batching: `recompute` (its blocks are released, and
+        it computes its tokens again), `swap` (its blocks are copied to the host, and
+        back later), or `auto`, the paper's rule: swap for several sequences, recompute
+        for one.
       host_blocks: KV blocks of the host, for what is swapped out; None: as many as the
         device has. What does not fit is recomputed. Allocated only if something may be
         swapped.

@@ -185,9 +185,15 @@ def init_state(
     state = jax.tree.map(lambda x: x.copy(), state)
     if not config.host_blocks:
         return state
-    layers, _, *block = cache.k.shape
+    layers, _, size, heads, dim = cache.k.shape
     host = init_kv_cache(
-        layers, config.host_blocks, *block, cache.k.dtype, sharding=host_memory()
+        layers,
+        config.host_blocks,
+        size,
+        heads,
+        dim,
+        cache.k.dtype,
+        sharding=host_memory(),
     )
     return dataclasses.replace(state, host=host)
 

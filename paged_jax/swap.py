@@ -321,7 +321,13 @@ def release_host_rows(
         row = jnp.argmax(left).astype(jnp.int32)
         named = column < sequences.num_blocks[row]
         host = drop(host, sequences.block_table[row], named)
-        sequences = _put(sequences, row, jnp.zeros_like(column), jnp.int32(0), 0)
+        sequences = _put(
+            sequences,
+            row,
+            jnp.zeros_like(column),
+            jnp.int32(0),
+            SequenceStatus.EMPTY,
+        )
         sequences = dataclasses.replace(
             sequences,
             length=sequences.length.at[row].set(0),

@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import checkify
 
-from paged_jax.block_pool import init_block_pool
+from paged_jax.block_pool import hold, init_block_pool, take
 from paged_jax.block_tables import allocate, fork
 from paged_jax.config import EngineConfig
 from paged_jax.invariants import (
     assert_blocks,
     assert_groups,
+    assert_swap,
     check_blocks,
     check_groups,
+    check_swap,
     writes_are_private,
 )
 from paged_jax.memory_managers import MANAGERS
@@ -248,4 +250,77 @@ def test_a_broken_search_is_noticed(searches, case):
     assert [name for name, value in holds.items() if not value] == [broken]
     error, _ = jax.jit(checkify.checkify(assert_groups))(change(searches))
     with pytest.raises(checkify.JaxRuntimeError, match=f"{broken}: it must hold that"):
+        error.throw()
+
+
+# ------------------------------------------------------------------ swap
+
+
+@pytest.fixture
+def swapped():
+    """Slots 0 and 1 are swapped out and share a block of the host; slot 2 runs."""
+    state = scheduler_state()
+    out = SequenceStatus.SWAPPED
+    table = jnp.zeros_like(state.sequences.block_table)
+    sequences = dataclasses.replace(
+        state.sequences,
+        request=jnp.array([0, 1, 2, 6]),
+        status=jnp.array([out, out, SequenceStatus.RUNNING, 0]),
+        num_blocks=jnp.array([2, 2, 1, 0]),
+        length=jnp.array([20, 20, 3, 0]),
+        block_table=table.at[:3, :2].set(jnp.array([[1, 2], [1, 3], [1, 0]])),
+    )
+    run = RequestStatus.RUNNING
+    requests = dataclasses.replace(
+        state.requests,
+        group=jnp.array([0, 0, 2, 3, 4, 5, 6]),
+        status=jnp.array([run, run, run, 0, 0, 0, 0]),
+    )
+    pool, _ = take(state.pool, jnp.array([True]))
+    host, _ = take(state.swap.pool, jnp.ones(3, bool))
+    host = hold(host, jnp.array([1]), jnp.array([True]))
+    swap = dataclasses.replace(state.swap, pool=host)
+    return dataclasses.replace(
+        state, pool=pool, sequences=sequences, requests=requests, swap=swap
+    )
+
+
+def on_the_host(field, at, value):
+    def change(state):
+        pool = state.swap.pool
+        values = getattr(pool, field)
+        values = values + value if at is None else values.at[at].set(value)
+        pool = dataclasses.replace(pool, **{field: values})
+        return dataclasses.replace(
+            state, swap=dataclasses.replace(state.swap, pool=pool)
+        )
+
+    return change
+
+
+BROKEN_SWAP = {
+    "host_blocks_accounted": on_the_host("num_free", None, -1),
+    "host_ref_counts_match": on_the_host("ref_count", 1, 1),
+    "host_free_blocks_distinct": on_the_host("free_stack", 1, 20),
+    "host_free_blocks_unreferenced": on_the_host("free_stack", 1, 2),
+    "host_tables_well_formed": changed("sequences", "block_table", (0, 5), 4),
+    "swapped_requests_run": changed("requests", "status", 1, RequestStatus.WAITING),
+    "swapped_whole": changed("requests", "group", 2, 0),
+}
+
+
+def test_what_is_swapped_out_passes(swapped):
+    assert all(check_swap(swapped).values())
+    assert all(check_blocks(swapped.pool, swapped.sequences).values())
+    assert set(check_swap(swapped)) == set(BROKEN_SWAP)
+    assert check_swap(scheduler_state(max_n=1)) == {}
+
+
+@pytest.mark.parametrize("name", BROKEN_SWAP)
+def test_a_wrong_block_of_the_host_is_noticed(swapped, name):
+    state = BROKEN_SWAP[name](swapped)
+    holds = check_swap(state)
+    assert [name for name, value in holds.items() if not value] == [name]
+    error, _ = jax.jit(checkify.checkify(assert_swap))(state)
+    with pytest.raises(checkify.JaxRuntimeError, match=f"{name}: it must hold that"):
         error.throw()

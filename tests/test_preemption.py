@@ -20,7 +20,8 @@ from engines import (
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scheduling import run_schedule, small_config
 
-from paged_jax import EngineConfig, Field, RequestStatus, SequenceStatus, submit
+from paged_jax import EngineConfig, Field, SequenceStatus, submit
+from paged_jax.requests import RequestStatus
 from paged_jax.swap import SwapSpace
 
 SETTINGS = dict(max_n=4, num_blocks=26, max_seqs=6, max_requests=8)
@@ -219,12 +220,17 @@ def test_the_latest_go_first_and_the_earliest_come_back_first(engine):
 
 
 def test_a_group_in_its_prompt_is_recomputed(engine):
-    # The second one's prompt is of four chunks; its others wait for it.
-    asked = [([5], drawn(60, seed=1, n=4)), ([7] * 60, drawn(4, seed=1, n=2))]
-    names, outputs = [engine.submit(*one) for one in asked], {}
+    # Four times 12 tokens take 12 blocks, and the prompt of 44 takes 11. It is computed
+    # in chunks of 12; before the fourth of them the others want 4 blocks more.
+    asked = [([5], drawn(20, seed=1, n=4)), ([7] * 44, drawn(4, seed=1, n=2))]
+    names, outputs = [engine.submit(*asked[0])], {}
+    for _ in range(9):
+        step(engine, outputs)
+    names.append(engine.submit(*asked[1]))
     while engine.has_unfinished():
         step(engine, outputs)
-    assert engine.log[:, Field.PREEMPTED].sum() > 0
+    assert engine.stats.recomputed_tokens == 36
+    assert engine.stats.swapped_blocks == (0, 0)
     for name, one in zip(names, asked, strict=True):
         assert all_tokens(outputs[name]) == expected(one)
 
@@ -350,4 +356,4 @@ def test_an_overload_of_five_times_the_memory_recomputes_little():
     assert int(state.swap.pool.num_free) == config.num_blocks
     assert log["SWAPPED_OUT_BLOCKS"].sum() == log["SWAPPED_IN_BLOCKS"].sum() > 100
     assert log["SWAPPED"].max() > 3
-    assert log["RECOMPUTED"].sum() <= 0.05 * generated
+    assert log["RECOMPUTED"].sum() <= 0.1 * generated

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-SCRIPTS_IN_PYTHON = ("bench_allocator", "bench_attention", "bench_beams", "soak")
+SCRIPTS_IN_PYTHON = (
+    "bench_allocator",
+    "bench_attention",
+    "bench_beams",
+    "equality",
+    "soak",
+)
 
 
 def start(python, script, folder, **environment):
