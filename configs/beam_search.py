@@ -1,7 +1,7 @@
 """Beam search, whose beams share all blocks before they part (Fig 15).
 
     python -m experiments.run --config=beam_search
-    python -m experiments.beam_traces results/FOLDER traces.json.gz
+    python -m experiments.beam_traces results/FOLDER FILE
 
 Beam widths 2, 4 and 6, with lengths like Alpaca's: outputs forced to the length drawn,
 prompts as plain text. Which beam each survivor continues is the model's choice, and is
