@@ -1,13 +1,14 @@
 """Beam search, whose beams share all blocks before they part (Fig 15).
 
     python -m experiments.run --config=beam_search
-    python -m experiments.beam_traces results/FOLDER traces.json.gz
+    python -m experiments.beam_traces results/FOLDER FILE
 
 Beam widths 2, 4 and 6, with lengths like Alpaca's: outputs forced to the length drawn,
-prompts as plain text. Which beam each survivor continues is the model's choice, and
-kept with the outputs (`beam_parents`); `experiments.beam_traces` makes a compact file of
-it. All requests are there at time 0; the KV budget is 8 full-length requests. Beside it,
-the same searches without sharing, where a beam that is continued twice is copied whole.
+prompts as plain text. Which beam each survivor continues is the model's choice, and is
+kept with the outputs (`beam_parents`); `experiments.beam_traces` makes a compact file
+of it. All requests are there at time 0; the KV budget is 8 full-length requests. Beside
+it, as many samples of each prompt, which share nothing: what the same decoding costs
+without a search.
 
 Expected (quick): TODO.
 """
@@ -29,9 +30,20 @@ def get_config(preset: str = "quick"):
     config.workload.num_requests = {"quick": 28, "full": 200}[preset]
     config.workload.chat = False
     config.workload.prompt_lengths = "cut"
-    config.cells = tuple(
-        {"workload.beam_width": width, "engine.sharing": sharing}
-        for width in (2, 4, 6)
-        for sharing in (False, True)
+    config.cells = (
+        *(
+            {
+                "workload.n": n,
+                "workload.temperature": 1.0,
+                "engine.max_n": 6,
+                "engine.max_beam_width": 1,
+                "engine.sharing": False,
+            }
+            for n in (2, 4, 6)
+        ),
+        *(
+            {"workload.beam_width": width, "engine.sharing": True}
+            for width in (2, 4, 6)
+        ),
     )
     return config

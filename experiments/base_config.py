@@ -64,6 +64,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.workload.beam_width = 1
     config.workload.temperature = 0.0
     config.workload.sharing = False
+    config.workload.preempted_tokens = 0
     config.workload.rate = 0.0
     config.workload.arrival_steps = 4
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable
 
-from experiments import sharing_claims
+from experiments import preemption_claims, sharing_claims
 from experiments.attribution import Row, find, gains, groups, ratio
 from experiments.claim import PAPER, Claim, claim, tokens_equal
 from experiments.errors import UserError
@@ -256,6 +256,10 @@ _CLAIMS: dict[str, tuple[_Make, tuple[str, ...]]] = {
     "beam_search": (
         sharing_claims.beam_search,
         ("workload.beam_width", "engine.sharing"),
+    ),
+    "preemption": (
+        preemption_claims.preemption,
+        ("engine.preemption", "engine.block_size"),
     ),
     "shared_prefix": (
         sharing_claims.shared_prefix,

@@ -106,6 +106,7 @@ def cell_details(run: Run) -> dict[str, Any]:
         "arrival_rate": run.rate,
         "requests_per_s": len(run.served) / run.wall_s,
         "host_syncs": run.host_syncs,
+        "preemption_cost": run.preemption and run.preemption._asdict(),
         "memory_plan": [list(row) for row in run.memory_plan],
     }
 

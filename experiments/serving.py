@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments import environment
 from experiments.errors import UserError
+from experiments.preemption_cost import PreemptionCost, measure_preemption
 from experiments.settings import WorkloadSettings
 from experiments.workloads import Request, Workload
 from paged_jax import SamplingParams
@@ -76,6 +77,7 @@ class Run:
       total_slots: slots of the pool.
       peak_rss_bytes: most memory the process held.
       memory_plan: rows of a table: what, how much, how it comes about.
+      preemption: what preempting a sequence takes; None if it was not measured.
     """
 
     served: list[Served]
@@ -93,6 +95,7 @@ class Run:
     total_slots: int
     peak_rss_bytes: int
     memory_plan: list[tuple[str, str, str]]
+    preemption: PreemptionCost | None = None
 
 
 def run_cell(
@@ -158,6 +161,9 @@ def run_cell(
         total_slots=static.num_blocks * static.block_size,
         peak_rss_bytes=peak,
         memory_plan=[tuple(row) for row in plan.as_rows()],
+        preemption=measure_preemption(engine, settings.preempted_tokens)
+        if settings.preempted_tokens
+        else None,
     )
 
 

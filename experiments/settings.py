@@ -32,6 +32,8 @@ class WorkloadSettings:
       beam_width: beams of each request, all of which are returned; 1: no beam search.
       temperature: of the sampling; 0 is greedy.
       sharing: whether what all prompts start with is registered as a prefix.
+      preempted_tokens: after serving, it is measured what preempting a sequence of so
+        many tokens takes, swapped and recomputed; 0: it is not.
       rate: Poisson arrivals, requests a second. 0: the geometric mean of what max +
         static and paged + continuous served a second offline, in the same run.
       arrival_steps: steps between two looks at the clock while requests still arrive.
@@ -49,6 +51,7 @@ class WorkloadSettings:
     beam_width: int = 1
     temperature: float = 0.0
     sharing: bool = False
+    preempted_tokens: int = 0
     rate: float = 0.0
     arrival_steps: int = 4
 
@@ -65,6 +68,8 @@ class WorkloadSettings:
             value = getattr(self, name)
             _check(value >= 1, name, value, "1 or more")
         _check(0 < self.part <= 1, "part", self.part, "above 0 and at most 1")
+        preempted = self.preempted_tokens
+        _check(preempted >= 0, "preempted_tokens", preempted, "0 or more")
         scale, rate = self.length_scale, self.rate
         _check(0 < scale < float("inf"), "length_scale", scale, "above 0")
         _check(0 <= rate < float("inf"), "rate", rate, "0 or more")

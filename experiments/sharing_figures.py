@@ -1,4 +1,4 @@
-"""Figures of what sharing brings, beside the paper's numbers."""
+"""Figures of what sharing and preemption bring, beside the paper's numbers."""
 
 from collections.abc import Callable
 
@@ -17,6 +17,7 @@ from experiments.figures import (
     subplots,
     to_png,
 )
+from experiments.preemption_figures import draw_preemption
 from experiments.sharing_claims import (
     PAPER_PREFIX_SPEEDUP,
     PAPER_SAVING,
@@ -54,9 +55,7 @@ def draw_saving(kind: str, key: str, rows: list[Row]) -> bytes:
       key: the setting that says how many sequences a request has.
       rows: those with sharing are drawn.
     """
-    sizes = sorted(
-        {row["cell"][key] for row in rows if row["cell"][key] > 1} & {2, 4, 6}
-    )
+    sizes = sorted({row["cell"].get(key) for row in rows} & set(PAPER_SAVING[kind]))
     some = [row for row in rows if row["cell"].get("engine.sharing", True)]
     found = [find(some, **{key: size}) for size in sizes]
     bars: _Bars = [
@@ -131,6 +130,12 @@ _FIGURES: dict[str, tuple[str, str, Callable[[list[Row]], bytes]]] = {
         "Blocks that the beams of a request need not store, 1 - 1 / mean over "
         "iterations of (logical / physical blocks), beside the paper's figure 15.",
         lambda rows: draw_saving("beam", "workload.beam_width", rows),
+    ),
+    "preemption": (
+        "preemption.png",
+        "What a preempted sequence takes, swapped out and in or computed again, beside "
+        "the paper's figure 19a; and the throughput with either.",
+        draw_preemption,
     ),
     "shared_prefix": (
         "prefix_speedup.png",

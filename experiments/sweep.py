@@ -15,6 +15,14 @@ from paged_jax import EngineConfig
 # What names a cell, in this order; other settings that differ are added to the name.
 NAMING = ("workload.name", "engine.memory", "engine.batching")
 
+# What a cell may set and its label need not say: it follows from the rest.
+_UNSAID = (
+    "workload.part",
+    "workload.temperature",
+    "engine.max_n",
+    "engine.max_beam_width",
+)
+
 _TRUE = ("true", "1", "yes")
 _FALSE = ("false", "0", "no")
 
@@ -82,6 +90,8 @@ class Cell:
 
 def _in_words(key: str, value: Any) -> str:
     name = key.rsplit(".", 1)[-1]
+    if key == "engine.preemption":
+        return str(value)
     if isinstance(value, bool):
         return name if value else f"no {name}"
     return f"{name} {value}"
@@ -175,7 +185,7 @@ def _make_cell(config: ConfigDict, spec: dict[str, Any], swept: dict) -> Cell:
     if values["workload.name"] in WITH_PREFIX:
         parts.append("shared" if values["workload.sharing"] else "unshared")
     named = (*NAMING, "workload.sharing")
-    constant = (*named, "workload.part", *swept)
+    constant = (*named, *_UNSAID, *swept)
     parts += [
         f"{key.rsplit('.', 1)[-1]}={value}"
         for key, value in spec.items()

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from experiments.metrics import breakdown, cell_details, cell_metrics, utilization
+from experiments.metrics import (
+    block_saving,
+    breakdown,
+    cell_details,
+    cell_metrics,
+    utilization,
+)
 from experiments.serving import Run, Served
 from paged_jax.step_log import Field
 
@@ -21,9 +27,9 @@ LOG = log_of(
          LOGICAL_BLOCKS=7, PHYSICAL_BLOCKS=6, TOKENS=30, PREEMPTED=0),
     dict(RUNNING=4, WAITING=1, LIVE=50, RESERVED=80, RESERVATION=25, INTERNAL=0,
          LOGICAL_BLOCKS=8, PHYSICAL_BLOCKS=8, TOKENS=4, PREEMPTED=2, RECOMPUTED=9,
-         COPIED_BLOCKS=3),
+         COPIED_BLOCKS=3, HIT_TOKENS=48, SWAPPED_OUT_BLOCKS=3),
     dict(RUNNING=1, WAITING=0, LIVE=10, RESERVED=10, LOGICAL_BLOCKS=1,
-         PHYSICAL_BLOCKS=1, TOKENS=1, COPIED_BLOCKS=1),
+         PHYSICAL_BLOCKS=1, TOKENS=1, COPIED_BLOCKS=1, SWAPPED_IN_BLOCKS=2),
     dict(RUNNING=0, WAITING=0),
 )  # fmt: skip
 
@@ -72,13 +78,33 @@ def test_the_metrics_of_a_log_made_by_hand():
         "tpot_s": {"p50": pytest.approx(1.0), "p99": pytest.approx(1.0)},
         "preemptions": 2,
         "blocks_saved": pytest.approx(1 / 4),
+        "block_saving": pytest.approx(1 - 3 / (7 / 6 + 1 + 1)),
+        "hit_tokens": 48,
         "block_table_bytes": 256,
         "schedule_us": 30.0,
         "compilations": 0,
         "host_syncs_per_token": pytest.approx(0.4),
         "peak_rss_bytes": 12345,
         "cow_bytes": 4000,
+        "cow_bytes_per_token": pytest.approx(4000 / 5),
+        "swapped_bytes_per_token": pytest.approx(5 * 1000 / 5),
+        "recomputed_per_token": pytest.approx(9 / 5),
     }
+
+
+def test_without_blocks_nothing_is_saved():
+    assert block_saving(LOG[3:]) == 0.0
+
+
+def test_all_sequences_of_a_request_count():
+    served = [
+        Served("a", "d", "p", (5,) * 10, (1, 2), "ab", 0.0, 1.0, 4.0, ((3, 4), (5, 6)))
+    ]
+    run = run_of(served=served)
+    assert cell_metrics(run)["output_tokens_per_s"] == pytest.approx(6 / 5)
+    assert cell_metrics(run)["cow_bytes_per_token"] == pytest.approx(4000 / 6)
+    # Of 3 sequences of 10 + 2 - 1 tokens and 9 that were lost, 35 were computed.
+    assert cell_details(run)["skipped_tokens"] == 3 * 11 + 9 - 35
 
 
 def test_iterations_that_reserve_nothing_have_no_utilisation():

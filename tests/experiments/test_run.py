@@ -19,7 +19,8 @@ METRICS = {
     "kv_utilization", "kv_breakdown", "output_tokens_per_s", "mean_running",
     "normalized_latency_s", "ttft_s", "tpot_s", "preemptions", "blocks_saved",
     "block_table_bytes", "schedule_us", "compilations", "host_syncs_per_token",
-    "peak_rss_bytes", "cow_bytes",
+    "peak_rss_bytes", "cow_bytes", "block_saving", "hit_tokens",
+    "cow_bytes_per_token", "swapped_bytes_per_token", "recomputed_per_token",
 }  # fmt: skip
 
 
@@ -319,6 +320,9 @@ def test_a_finished_run_can_be_resumed_for_its_report(summary, headline, run_tin
         (["--sweep=engine.batching=static"], "set --config.workload.rate"),
         (["--out=/proc/nothing"], "--out=/proc/nothing"),
         (["--resume", "--out=/tmp/no/such/folder"], "holds no results"),
+        (["--sweep=workload.temperature=1", "--sweep=workload.n=3"], "max_n=3"),
+        (["--config=shared_prefix"], "max_model_len is 64"),
+        (["--config=preemption"], "preempted_tokens is 256 and engine.max_model_len"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, message, run_tiny, tmp_path):
@@ -371,9 +375,13 @@ def test_the_list_names_every_configuration(run_tiny):
     code, out, _ = run_tiny("--list")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [
+        "beam_search",
         "block_size",
         "budget",
         "headline",
+        "parallel_sampling",
+        "preemption",
+        "shared_prefix",
     ]
 
 

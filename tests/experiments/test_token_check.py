@@ -5,11 +5,16 @@ import pytest
 from experiments.token_check import (
     TIE,
     Difference,
+    Draw,
+    draw_gap,
     find_differences,
     next_logits,
     with_gap,
 )
 from paged_jax import Engine, EngineConfig, SamplingParams
+from paged_jax.requests import SamplingState
+from paged_jax.sampling import sample
+from paged_jax.submit import _sample_keys
 
 LENGTH = 48
 
@@ -85,3 +90,28 @@ def test_two_tokens_with_one_embedding_tie(tiny_model, decoded):
 
 def test_a_difference_that_nobody_looked_at_is_no_tie():
     assert not Difference("b", "a", "0", 0, 1, 2).is_tie
+
+
+def test_a_drawn_token_has_no_gap_and_its_neighbours_have_one(tiny_model):
+    """The gap says what `sampling` would have drawn, from the request's seed alone."""
+    logits = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    for number, seed in ((0, 5), (2, (3 << 32) + 7)):
+        draw = Draw(seed, number, temperature=0.7)
+        gaps = np.array([draw_gap(logits, draw, 9, token) for token in range(256)])
+        (drawn,) = np.flatnonzero(gaps == 0)
+        assert drawn == _sampled(logits, draw, position=9)
+        assert (np.diff(gaps[: drawn + 1]) < 0).all()
+        assert (np.diff(gaps[drawn:]) > 0).all()
+
+
+def _sampled(logits, draw, position):
+    """Returns the token that the engine's own sampling draws."""
+    key = np.array([[draw.seed >> 32, draw.seed & 0xFFFFFFFF]], np.uint32)
+    sampling = SamplingState(
+        temperature=np.array([draw.temperature], np.float32),
+        top_p=np.ones(1, np.float32),
+        min_p=np.zeros(1, np.float32),
+        top_k=np.zeros(1, np.int32),
+        key=_sample_keys(key, np.array([draw.number])),
+    )
+    return int(sample(logits[None], sampling, np.array([position])).tokens[0])

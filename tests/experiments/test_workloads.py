@@ -10,6 +10,7 @@ import pytest
 from conftest import TEXTS
 
 from experiments.errors import UserError
+from experiments.lengths import draw_lengths
 from experiments.settings import WorkloadSettings
 from experiments.workloads import build_workload, choose_texts, scale_text
 
@@ -160,6 +161,35 @@ def test_prompts_as_they_are_come_in_turn(settings, tokenizer):
     assert ids == ["p0", "p1", "p2", "p3", "p4", "p5", "p0", "p1"]
 
 
+def test_prompts_that_are_cut_have_the_lengths_that_were_drawn(settings, tokenizer):
+    cut = dataclasses.replace(settings, prompt_lengths="cut", lengths="alpaca")
+    workload = build(dataclasses.replace(cut, length_scale=1.0), tokenizer, limit=400)
+    lengths = draw_lengths(np.random.default_rng((0, 0)), 30, "alpaca", 1.0, 400)
+    longest = max(map(len, TEXTS))
+    for request, (wanted, _) in zip(workload.requests, lengths, strict=True):
+        text = TEXTS[int(request.prompt_id[1:])]
+        assert len(request.tokens) == min(wanted, longest)
+        assert tokenizer.decode(request.tokens) == text[: len(request.tokens)]
+
+
+@pytest.mark.parametrize("changes", [{"n": 2, "temperature": 1.0}, {"beam_width": 2}])
+def test_requests_for_several_sequences_ask_for_them(settings, tokenizer, changes):
+    workload = build(dataclasses.replace(settings, **changes), tokenizer)
+    assert {r.n for r in workload.requests} == {2}
+    assert workload.describe()["sequences"] == 60
+    assert workload.digest != build(settings, tokenizer).digest
+
+
+def test_draws_do_not_depend_on_how_many_sequences_are_asked_for(settings, tokenizer):
+    two, four = (
+        build(dataclasses.replace(settings, n=n, temperature=1.0), tokenizer)
+        for n in (2, 4)
+    )
+    assert two.digest == four.digest
+    seeds = [r.seed for r in two.requests]
+    assert seeds == [r.seed for r in four.requests] and len(set(seeds)) == len(seeds)
+
+
 def test_a_prompt_longer_than_the_model_length_is_named(settings, tokenizer):
     as_is = dataclasses.replace(settings, prompt_lengths="as_is")
     with pytest.raises(UserError, match=r"prompt p4 has 45 tokens .* is 40"):
@@ -184,13 +214,19 @@ def test_the_prompts_that_ship_make_a_workload(tokenizer):
     [
         ({"name": "online"}, "workload.name is 'online'; it must be one of offline"),
         ({"lengths": "sharegtp"}, "one of sharegpt, alpaca"),
-        ({"prompt_lengths": "short"}, "one of drawn, as_is"),
+        ({"prompt_lengths": "short"}, "one of drawn, cut, as_is"),
         ({"num_requests": 0}, "workload.num_requests is 0; it must be 1 or more"),
         ({"part": 0.0}, "workload.part is 0.0"),
         ({"length_scale": 0.0}, "workload.length_scale is 0.0"),
         ({"rate": -1.0}, "workload.rate is -1.0"),
         ({"arrival_steps": 0}, "workload.arrival_steps is 0"),
-        ({"sharing": True}, "only the system_prompt workload"),
+        ({"sharing": True}, "only system_prompt, one_shot, few_shot have a prefix"),
+        ({"n": 0}, "workload.n is 0; it must be 1 or more"),
+        ({"n": 2}, "workload.n is 2 and workload.temperature 0; greedy"),
+        ({"beam_width": 0}, "workload.beam_width is 0"),
+        ({"beam_width": 2, "temperature": 1.0}, "a beam search returns its beams"),
+        ({"temperature": -1.0}, "workload.temperature is -1.0"),
+        ({"preempted_tokens": -1}, "workload.preempted_tokens is -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes, message):

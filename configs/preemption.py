@@ -1,0 +1,32 @@
+"""Preempted sequences: swapped to the host or computed again (Fig 19).
+
+    python -m experiments.run --config=preemption
+
+More requests than memory holds (lengths like ShareGPT's, a KV budget of 3 full-length
+requests and next to no watermark), so that running ones are preempted, by either way
+and with block sizes from 4 to 256. After each run it is measured what preempting one
+sequence of 256 tokens takes: its blocks copied to the host's memory and back, and
+computed again as a prompt on an idle engine. Each block size compiles its own programs.
+
+Expected (quick): TODO.
+"""
+
+from experiments.base_config import base_config
+
+
+def get_config(preset: str = "quick"):
+    config = base_config(preset)
+    config.name = "preemption"
+    config.claims = "preemption"
+    config.engine.full_length_requests = 3.0
+    config.engine.max_model_len = {"quick": 512, "full": 1024}[preset]
+    config.engine.watermark = 0.01
+    config.workload.num_requests = {"quick": 20, "full": 60}[preset]
+    config.workload.preempted_tokens = 256
+    config.cells = (
+        {"engine.preemption": "recompute"},
+        {"engine.preemption": "swap"},
+    )
+    sizes = {"quick": "4,16,64,256", "full": "1,2,4,8,16,32,64,128,256"}[preset]
+    config.sweep = (f"engine.block_size={sizes}",)
+    return config

@@ -1,0 +1,40 @@
+"""Every configuration that ships, as far as it goes without a model."""
+
+import pytest
+
+from experiments.base_config import PRESETS
+from experiments.claims import check_claims
+from experiments.command_line import config_files, parse
+from experiments.sweep import expand, parse_sweeps
+
+
+def cells_of(name, preset):
+    command = parse([f"--config={name}", f"--preset={preset}"])
+    return expand(command.config, parse_sweeps(command.config, command.config.sweep))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", config_files())
+def test_its_cells_are_legal_and_told_apart(name, preset):
+    cells = cells_of(name, preset)
+    assert len({cell.key for cell in cells}) == len(cells) > 1
+    workloads = {(cell.workload.name, cell.label) for cell in cells}
+    assert len(workloads) == len(cells)
+    identities = {str(cell.identity) for cell in cells}
+    assert len(identities) == len(cells)
+
+
+@pytest.mark.parametrize("name", config_files())
+def test_its_claims_have_its_name(name):
+    command = parse([f"--config={name}"])
+    assert command.config.claims == command.config.name == name
+    check_claims(name, [], [])
+
+
+def test_the_figures_of_the_paper_have_its_sizes():
+    parallel = {c.workload.n for c in cells_of("parallel_sampling", "quick")}
+    assert parallel == {1, 2, 4, 6}
+    beams = {c.workload.beam_width for c in cells_of("beam_search", "quick")}
+    assert beams == {1, 2, 4, 6}
+    sizes = {c.engine.block_size for c in cells_of("preemption", "full")}
+    assert sizes == {2**power for power in range(9)}
