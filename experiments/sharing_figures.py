@@ -63,7 +63,7 @@ def draw_saving(kind: str, key: str, rows: list[Row]) -> bytes:
         (
             "here",
             BLUE,
-            [row and 100 * row["metrics"]["block_saving"] for row in found],
+            [r if r is None else 100 * r["metrics"]["block_saving"] for r in found],
         ),
     ]
     figure, axes = subplots(1, height=3.6)

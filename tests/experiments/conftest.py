@@ -86,3 +86,22 @@ def run_tiny(tiny_model, tiny_flags, monkeypatch, capsys):
         return code, printed.out, printed.err
 
     return call
+
+
+@pytest.fixture
+def summary_of(run_tiny, tmp_path):
+    """Returns a function that runs an experiment on the tiny model, to `tmp_path / r`.
+
+    It returns the rows by label, without the words that all share, and the claims by
+    id.
+    """
+
+    def call(*words):
+        code, out, err = run_tiny(*words, f"--out={tmp_path / 'r'}")
+        assert code == 0, err
+        assert "Sharing and preemption" in out
+        summary = json.loads((tmp_path / "r/summary.json").read_text())
+        claims = {c["id"]: c for c in summary["claims"]}
+        return {r["label"].split(", ", 1)[1]: r for r in summary["rows"]}, claims
+
+    return call
