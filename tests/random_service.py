@@ -23,15 +23,19 @@ from paged_jax import RequestError, SamplingParams
 PREFIXES = [[*range(10, 19)], [*range(10, 14)], [20] * 6, [*range(10, 18)]]
 
 
-# Static batching is a value in the state: such a kind costs no compilation of its own.
-_ALL = {"prefix_caching": True, "max_beam_width": 4, "preemption": "swap"}
-_ALL |= {"host_blocks": 12}  # too few at times
+# Static batching is a value in the state: beside a kind that does not swap, one with it
+# costs no compilation of its own.
 KINDS = {
     "continuous": {},
-    "static": {"batching": "static"},
     "beams, recompute": {"max_beam_width": 4, "preemption": "recompute"},
-    "prefix cache, beams, swap": _ALL,
-    "prefix cache, beams, static": _ALL | {"batching": "static"},
+    "beams, static": {"max_beam_width": 4, "batching": "static"},
+    "prefix cache, beams, swap": {
+        "prefix_caching": True,
+        "max_beam_width": 4,
+        "preemption": "swap",
+        "host_blocks": 12,  # too few at times
+    },
+    "prefix cache, static": {"prefix_caching": True, "batching": "static"},
     # What the others are compared with.
     "nothing shared": {"sharing": False, "max_beam_width": 4, "num_blocks": 64},
 }
