@@ -355,8 +355,8 @@ def _run(program, texts, shape: Shape) -> Trace:
         written = (position >= length - done.written[:, None]) & (position < length)
         values = _values(tokens[: shape.num_rows])
         into = jnp.where(written, slots(sequences), 0).ravel()
-        cache = move_blocks(host, cache, **vars(space.ins))
-        host = move_blocks(cache, host, **vars(space.outs))
+        cache, _ = move_blocks(host, cache, **vars(space.ins))
+        host, _ = move_blocks(cache, host, **vars(space.outs))
         cache = copy_blocks(cache, *done.copies)
         for layer in range(NUM_LAYERS):
             kv = (values + layer).reshape(-1, 1, 1)

@@ -297,9 +297,9 @@ def _preempted(engine: Engine, cells: list[Cell]):
     """Serves each request after others that take its blocks away."""
     outputs, problems = {}, {}
     for cell in cells:
-        # What is in the way at the right time is found by trying.
-        for trial in _trials(engine, cell):
-            outputs[cell], came_about = _contend(engine, cell, *trial)
+        # Who is in the way at the right time is found by trying.
+        for rival in _rivals(engine, cell):
+            outputs[cell], came_about = _contend(engine, cell, rival)
             if came_about:
                 break
         else:
@@ -307,47 +307,67 @@ def _preempted(engine: Engine, cells: list[Cell]):
     return outputs, problems
 
 
-def _trials(engine: Engine, cell: Cell):
-    """Yields (sequences, tokens, steps ahead) of what may be in a request's way."""
+class _Rival(NamedTuple):
+    """A request that is in another's way.
+
+    Attributes:
+      width: its sequences.
+      prompt: tokens of its prompt.
+      output: tokens of each sequence.
+      ahead: steps before the other comes.
+    """
+
+    width: int
+    prompt: int
+    output: int
+    ahead: int
+
+
+def _rivals(engine: Engine, cell: Cell):
+    """Yields rivals that may take a request's blocks away."""
     size, length = cell.block_size, prompt_length(cell.block_size)
+    if not cell.sharing:
+        # Each sequence computes the prompt: they start far apart, if it is not short.
+        # They need another block when they come to the end of the whole ones.
+        prompt = min(length, 13)
+        end = max((length + OUTPUT - 1) // size * size, prompt + 8)
+        prefill = -(-prompt * WIDEST // SEQUENCES)
+        for width in range(WIDEST, 0, -1):
+            for before in (length // 8 + 4, length // 8 + 8, 8, 2, length // 16 + 4):
+                ahead = prefill + end - prompt - before
+                yield _Rival(width, prompt, _longest(size) - prompt, max(ahead, 0))
+        return
     blocks = engine.config.total_blocks
     if cell.prefix == "registered":
         blocks -= -(-len(prefix_of(size)) // size)
-    whole = length // size
+    whole, prefill = length // size, -(-length // SEQUENCES)
     most = _longest(size) - length
     for width, output in itertools.product(range(WIDEST, 0, -1), (most, OUTPUT)):
-        peak = whole + width * (-(-(length + output) // size) - whole)
-        if cell.sharing and peak > blocks:
-            continue  # sequences that share must fit at once
-        # Without sharing each of them computes the prompt.
-        prefill = -(-length * (1 if cell.sharing else width) // SEQUENCES)
-        for delay in (2, 5, 0, 8, 11):
-            yield width, output, delay and prefill + delay
+        if whole + width * (-(-(length + output) // size) - whole) <= blocks:
+            for after in (2, 5, 8, 11):
+                yield _Rival(width, length, output, prefill + after)
+            yield _Rival(width, length, output, 0)
 
 
-def _contend(engine: Engine, cell: Cell, width: int, output: int, delay: int):
-    """Serves a request some steps after one that is in its way.
-
-    Args:
-      engine: the engine.
-      cell: which request.
-      width: sequences of the one in its way.
-      output: tokens of each of them.
-      delay: steps that it is ahead.
+def _contend(engine: Engine, cell: Cell, rival: _Rival):
+    """Serves a request beside a rival.
 
     Returns:
       The tokens, and whether the request was preempted as it was to be.
     """
-    size, done = cell.block_size, {}
-    in_the_way = _text("in the way", prompt_length(size))
-    engine.submit(in_the_way, drawn(output, seed=width, n=width))
-    if delay:
-        engine.step(max_steps=delay)
-    name = engine.submit(*request(cell.choice, size))
+    done = {}
+    in_the_way = _text("in the way", rival.prompt)
+    params = drawn(rival.output, seed=rival.width, n=rival.width)
+    engine.submit(in_the_way, params)
+    steps = engine.config.steps_per_sync
+    for start in range(0, rival.ahead, steps):
+        engine.step(max_steps=min(steps, rival.ahead - start))
+    name = engine.submit(*request(cell.choice, cell.block_size))
     ran = came_about = False
     while engine.has_unfinished():
-        done |= {output.request_id: output for output in engine.step(max_steps=1)}
-        if name not in done and not came_about:
+        one = None if name in done or came_about else 1
+        done |= {output.request_id: output for output in engine.step(max_steps=one)}
+        if one and name not in done:
             waits, runs, swapped = _standing(engine, name)
             came_about = swapped if cell.preemption == "swap" else ran and waits
             ran |= runs

@@ -14,6 +14,7 @@ from all_operations import Op, Shape
 LENGTH = 200  # operations in a program: one compilation serves all of one shape
 PROGRAMS = 20  # between two services
 REPORT_EVERY = 15.0  # seconds
+SHOWN = 3  # violations whose operations are printed
 
 SHAPES = {
     "cached": Shape(),
@@ -110,7 +111,7 @@ class Soak:
         self.violations: list[Case] = []
 
     def run(self, case: Case, show: bool = False) -> None:
-        """Runs a case; prints its log if it is asked for or the case fails."""
+        """Runs a case; prints its log if that is asked for, or if the case fails."""
         log: list[str] = []
         error = None
         try:
@@ -119,7 +120,8 @@ class Soak:
             error = caught
             self.violations.append(case)
         self.cases[case.part] += 1
-        if show or error is not None:
+        # The first ones in full: what is wrong often is so in every case.
+        if show or (error is not None and len(self.violations) <= SHOWN):
             for number, line in enumerate(log):
                 print(f"  {number:4d} {line}")
         if error is not None:

@@ -1,7 +1,10 @@
 """A request gets the same tokens alone, in any batch, and in any memory."""
 
 import functools
+import itertools
 
+import equality
+import near_ties
 import numpy as np
 import pytest
 from engines import (
@@ -164,6 +167,65 @@ def test_how_often_the_host_looks_changes_nothing(steps):
     names = [engine.submit(prompt, params) for prompt, params in REQUESTS]
     outputs = serve(engine, max_steps=steps)
     assert_same(tokens_of(outputs[name] for name in names), alone())
+
+
+# ------------------------------------------------------------------ the product
+
+
+def pairs(settings):
+    """The pairs of values that some settings have, block sizes apart."""
+    return {
+        pair
+        for setting in settings
+        for pair in itertools.combinations(enumerate(setting[1:]), 2)
+    }
+
+
+def test_the_quick_run_has_every_block_size_and_every_pair_of_settings():
+    assert {s[0] for s in equality.QUICK} == set(equality.DIMENSIONS["block_size"])
+    assert pairs(equality.QUICK) == pairs(equality.settings())
+
+
+# The block sizes that no other test serves. The whole product is `scripts/equality`.
+@pytest.mark.parametrize("setting", [s for s in equality.QUICK if s[0] in (8, 32)])
+def test_every_request_in_every_company(setting):
+    product = equality.Product([8, 32])
+    counts = product.run(setting)
+    assert not product.wrong
+    for company in equality.DIMENSIONS["company"]:
+        served = counts[company]["same"] + counts[company]["near_ties"]
+        assert served == len(equality.DIMENSIONS["choice"])
+    assert len(product.near_ties) < 3
+
+
+def test_the_oracle_of_draws_draws_the_same():
+    """So that what it says of near-ties can be trusted."""
+    product, model = equality.Product([8, 32]), equality.the_model()
+    prompt, params = equality.request("n=4", 8)
+    sequences = product.expected("n=4", 8)
+    assert len(set(sequences)) == 4
+    for number, tokens in enumerate(sequences):
+        rows = oracle.logits(model.config, model.params, [*prompt, *tokens])
+        for place, token in enumerate(tokens, len(prompt)):
+            row = rows[place - 1]
+            assert near_ties.draw(row, params, number, place) == token
+            other = int(np.argsort(-near_ties.shares_of(row, params))[0])
+            if other != token:
+                gap = near_ties.draw_gap(row, params, number, place, token, other)
+                assert gap > 0
+
+
+def test_a_difference_counts_if_it_is_not_at_a_near_tie():
+    product, model = equality.Product([8, 32]), equality.the_model()
+    for choice in ("greedy", "n=2", "beams=2"):
+        prompt, params = equality.request(choice, 8)
+        want = product.expected(choice, 8)
+        assert near_ties.gap(model, prompt, params, want, want) == 0
+        changed = [(*want[0][:3], (want[0][3] + 1) % 96, *want[0][4:]), *want[1:]]
+        assert near_ties.gap(model, prompt, params, changed, want) > near_ties.TIE
+        cell = equality.Cell(8, True, "swap", "none", "alone", choice)
+        product._compare(cell, changed)
+        assert "the choices are" in product.wrong[cell]
 
 
 # ------------------------------------------------------------------ memory of NaN

@@ -37,7 +37,7 @@ def test_both_parts_take_turns(monkeypatch, capsys):
         "service:continuous:5",
         "memory:uncached:7",
         "memory:uncached:8",
-        "service:static:6",
+        "service:beams, recompute:6",
     ]
 
 
@@ -71,13 +71,11 @@ def test_a_service_is_a_case_and_its_violation_is_printed(monkeypatch, capsys):
     monkeypatch.setattr(random_service, "serve_at_random", serve)
     printed = []
     for _ in range(2):
-        assert soak.main(["--replay", "service:prefix cache, beams, static:12"]) == 1
+        assert soak.main(["--replay", "service:prefix cache, static:12"]) == 1
         printed.append(lines(capsys)[:-1])
     assert printed[0] == printed[1], "a seed says everything"
     assert printed[0][:2] == ["     0 submit 0 [3]", "     1 step 5"]
-    assert printed[0][2].startswith(
-        "VIOLATION in service:prefix cache, beams, static:12: Run"
-    )
+    assert printed[0][2].startswith("VIOLATION in service:prefix cache, static:12: Run")
 
 
 def test_ctrl_c_ends_it_with_the_counts(monkeypatch, capsys):
