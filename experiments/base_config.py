@@ -41,6 +41,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.chunked_prefill = True
     # The paper's 1% is 10 of its 983 blocks; 10 of the 128 here are 8%.
     config.engine.watermark = 0.08
+    config.engine.spare_blocks = 0  # vLLM's rule
     config.engine.sharing = True
     config.engine.prefix_caching = False
     config.engine.preemption = "auto"

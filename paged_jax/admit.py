@@ -45,15 +45,29 @@ class _Round(NamedTuple):
     admitted: jax.Array
 
 
+def spare_blocks(
+    config: StepConfig, state: SchedulerState, running: jax.Array
+) -> jax.Array:
+    """Returns the blocks that are left free beside `running` i32[] sequences, i32[].
+
+    The watermark, and some for each of them, so that one grows on for a while before
+    another must go. A static batch needs none: it fits to its end. If nothing runs,
+    nothing is left.
+    """
+    each = jnp.where(state.static_batching, 0, config.spare_blocks)
+    return running * each + jnp.where(running > 0, config.watermark_blocks, 0)
+
+
 def admit(
     config: StepConfig, manager: MemoryManager, state: SchedulerState
 ) -> tuple[SchedulerState, jax.Array]:
     """Admits requests from the head of the queue while they fit.
 
     Head of line blocks: nobody overtakes. A request fits if a row is free, if the
-    memory manager can grant its blocks and leave the watermark (paper's artifact: 1% of
-    the blocks) beside what the running sequences need in this step, and if the step's
-    token budget has room: for one token of it if prompts may be chunked, else for all.
+    memory manager can grant its blocks beside what the running sequences need in this
+    step and leave `spare_blocks`, the watermark (paper's artifact: 1% of the blocks)
+    among them, and if the step's token budget has room: for one token of it if prompts
+    may be chunked, else for all.
     Under static batching a batch is admitted only when the last one is over, all in one
     step, and no larger than what fits at its members' full lengths; the token budget
     then spreads its prompts over steps.
@@ -120,7 +134,7 @@ def admit(
             1 if config.chunked_prefill else jnp.minimum(wanted, config.token_budget)
         )
         headroom = r.owed + promised(config, r.state)
-        headroom += jnp.where(r.active > 0, config.watermark_blocks, 0)
+        headroom += spare_blocks(config, r.state, r.active)
         return (
             (r.state.queue.count > 0)
             & may_open

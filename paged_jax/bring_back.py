@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paged_jax.admit import spare_blocks
 from paged_jax.block_tables import write_needs
 from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import StepConfig
@@ -48,9 +49,9 @@ def bring_back(
     """Swaps requests in, in order of arrival, while they fit.
 
     A request fits if the pool can grant the blocks that its sequences had and those of
-    their next tokens, and leave the watermark beside what the running sequences need in
-    this step. All of its sequences come back, or none does. If nothing runs, the
-    watermark is waived. Whole blocks of a prefix that is still held are shared again.
+    their next tokens, and leave what admission leaves (`spare_blocks`) beside what the
+    running sequences need in this step. All of its sequences come back, or none does.
+    Whole blocks of a prefix that is still held are shared again.
 
     If nothing runs and the first in line does not fit, the pool will never have more
     for it, since held prefixes take the room. Then all that is swapped out is
@@ -142,8 +143,8 @@ def _look(
     computed = jnp.min(jnp.where(rows, sequences.length, last))
     shared = jnp.minimum(held, computed) // size
     total = blocks_to_swap_in(sequences, rows, need) - shared + copies + owed
-    running = jnp.any(sequences.status == SequenceStatus.RUNNING)
-    total += jnp.where(running, config.watermark_blocks, 0)
+    running = jnp.sum(sequences.status == SequenceStatus.RUNNING, dtype=jnp.int32)
+    total += spare_blocks(config, state, running)
     fits = jnp.any(swapped) & (total <= manager.num_free(state.pool))
     return _Next(rows, need, copies, shared, fits)
 

@@ -46,6 +46,8 @@ class EngineConfig:
         token budget are refused.
       watermark: share of the blocks that admission leaves free, so that the running
         sequences do not run out at once (vLLM uses 0.01).
+      spare_blocks: blocks that it leaves free besides for each running sequence, so
+        that one grows on before another must go; 0 is vLLM's rule.
       memory: `paged`, or a contiguous reservation made at admission: `max` (the model
         length), `pow2` (next power of two of the output), `oracle` (the true output).
       batching: `continuous` (sequences join and leave at every step) or `static` (a
@@ -88,6 +90,7 @@ class EngineConfig:
     token_budget: int = 128
     chunked_prefill: bool = True
     watermark: float = 0.01
+    spare_blocks: int = 1
     memory: str = "paged"
     batching: str = "continuous"
     sharing: bool = True
@@ -142,7 +145,7 @@ class EngineConfig:
             raise ConfigError(
                 f"watermark is {self.watermark}; it must be from 0 to below 1"
             )
-        for name in ("max_logprobs", "max_prefixes"):
+        for name in ("max_logprobs", "max_prefixes", "spare_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be 0 or more"
@@ -223,6 +226,7 @@ class EngineConfig:
             buckets=token_buckets(self.token_budget),
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
+            spare_blocks=self.spare_blocks,
             sharing=sharing,
             several=several,
             max_beam_width=self.max_beam_width,
@@ -256,6 +260,7 @@ class StepConfig:
       buckets: sizes N of a step, ascending; the smallest that fits is computed.
       chunked_prefill: whether a prompt may be spread over steps.
       watermark_blocks: blocks that admission leaves free.
+      spare_blocks: blocks that it leaves free for each running sequence.
       sharing: whether rows may share blocks; if not, copy-on-write is compiled out.
       several: whether a request may ask for several sequences, or beams.
       max_beam_width: most beams of a search; 1 compiles beam search out.
@@ -280,6 +285,7 @@ class StepConfig:
     buckets: tuple[int, ...]
     chunked_prefill: bool
     watermark_blocks: int
+    spare_blocks: int
     sharing: bool
     several: bool
     max_beam_width: int

@@ -33,6 +33,7 @@ SETTINGS = dict(
     token_budget=16,
     max_logprobs=3,
     watermark=0.0,
+    spare_blocks=0,  # sequences run out soon
     steps_per_sync=16,
 )
 

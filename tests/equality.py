@@ -185,6 +185,7 @@ def _engine(block_size, num_blocks, max_model_len, **fields) -> Engine:
         max_stop_ids=2,
         token_budget=SEQUENCES,
         watermark=0.0,
+        spare_blocks=0,
         **fields,
     )
     return Engine(the_model(), config)

@@ -31,6 +31,7 @@ def small_config(**changes) -> EngineConfig:
         token_budget=16,
         num_blocks=20,
         watermark=0.05,
+        spare_blocks=0,
         steps_per_sync=LOG_LENGTH,
         sharing=False,
     )

@@ -17,6 +17,7 @@ SYSTEMS = {
     "paged continuous": dict(),
     "paged continuous, whole prompts": dict(chunked_prefill=False, token_budget=24),
     "paged continuous, one block size 1": dict(block_size=1, num_blocks=70),
+    "paged continuous, blocks to spare": dict(spare_blocks=1),
     "paged static": dict(batching="static"),
     "paged continuous, groups": dict(GROUPS),
     "paged continuous, groups, whole prompts": dict(
@@ -27,6 +28,9 @@ SYSTEMS = {
     ),
     "paged continuous, groups, recomputed": dict(**GROUPS, preemption="recompute"),
     "paged continuous, groups, few blocks of the host": dict(**GROUPS, host_blocks=6),
+    "paged continuous, groups, blocks to spare": dict(
+        **GROUPS, num_blocks=16, spare_blocks=1
+    ),
     "paged continuous, all swapped": dict(preemption="swap"),
     "paged continuous, groups, all swapped": dict(**GROUPS, preemption="swap"),
     "paged static, groups": dict(**GROUPS, batching="static"),
@@ -48,6 +52,7 @@ def _oracle(config, lengths):
         max_seqs=static.max_seqs,
         token_budget=static.token_budget,
         watermark_blocks=static.watermark_blocks,
+        spare_blocks=static.spare_blocks,
         chunked=static.chunked_prefill,
         paged=config.memory == "paged",
         static=config.batching == "static",

@@ -45,6 +45,7 @@ class Rules:
     max_seqs: int
     token_budget: int
     watermark_blocks: int
+    spare_blocks: int
     chunked: bool
     paged: bool
     static: bool
@@ -203,6 +204,9 @@ class SchedulerOracle:
                 headroom = owed + self.promised()
                 if self.batch:
                     headroom += rules.watermark_blocks
+                    headroom += (
+                        rules.spare_blocks * (not rules.static) * len(self.batch)
+                    )
                 if self.first_need(members) + headroom > self.free:
                     break
                 peak = self.need(members, [s.prompt + s.output for s in members])
@@ -384,6 +388,7 @@ class SchedulerOracle:
             group = [s for s in away if s.leader is first.leader]
             running = self.running()
             headroom = self.rules.watermark_blocks if running else 0
+            headroom += self.rules.spare_blocks * len(running)
             headroom += len(self.writes({s: self.pending(s) for s in running}))
             headroom += self.promised()
             if self.need_back(group) + headroom > self.free:
