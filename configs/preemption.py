@@ -2,7 +2,7 @@
 
     python -m experiments.run --config=preemption
 
-More requests than memory holds (lengths like ShareGPT's, a KV budget of 3 full-length
+More requests than memory holds (lengths like ShareGPT's, a KV budget of 2 full-length
 requests and next to no watermark), so that running ones are preempted, by either way
 and with several block sizes. After each run it is measured what preempting one
 sequence of 256 tokens takes: its blocks copied to the host's memory and back, and
@@ -18,10 +18,10 @@ def get_config(preset: str = "quick"):
     config = base_config(preset)
     config.name = "preemption"
     config.claims = "preemption"
-    config.engine.full_length_requests = 3.0
+    config.engine.full_length_requests = 2.0
     config.engine.max_model_len = {"quick": 512, "full": 1024}[preset]
     config.engine.watermark = 0.01
-    config.workload.num_requests = {"quick": 20, "full": 60}[preset]
+    config.workload.num_requests = {"quick": 24, "full": 60}[preset]
     config.workload.preempted_tokens = 256
     config.cells = (
         {"engine.preemption": "recompute"},

@@ -3,6 +3,7 @@
 from experiments.beam_traces import load_traces, write_traces
 
 SMALL = (
+    "--config.workload.length_scale=1",
     "--config.workload.num_requests=6",
     "--config.engine.max_model_len=128",
 )

@@ -3,6 +3,7 @@
 import json
 
 SMALL = (
+    "--config.workload.length_scale=1",
     "--config.workload.num_requests=6",
     "--config.engine.max_model_len=128",
 )
