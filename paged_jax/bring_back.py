@@ -66,18 +66,25 @@ def bring_back(
     """
     assert isinstance(state.swap, SwapSpace)
     state = dataclasses.replace(state, swap=forget_moves(state.swap))
+
+    def bring_some(carry):
+        state, lost, _ = carry
+        state, more = _bring_what_fits(config, manager, state)
+        return state, lost + more, jnp.bool_(False)
+
+    # One turn or none: a branch would copy the pools.
     swapped = jnp.any(state.sequences.status == SequenceStatus.SWAPPED)
-    nothing = _Next(
-        rows=jnp.zeros(config.num_rows, bool),
-        need=jnp.zeros(config.num_rows, jnp.int32),
-        copies=jnp.int32(0),
-        shared=jnp.int32(0),
-        fits=jnp.bool_(False),
+    state, lost, _ = jax.lax.while_loop(
+        lambda carry: carry[2], bring_some, (state, jnp.int32(0), swapped)
     )
-    owed = jax.lax.cond(swapped, lambda: _owed(config, state), lambda: jnp.int32(0))
-    first = jax.lax.cond(
-        swapped, lambda: _look(config, manager, state, owed), lambda: nothing
-    )
+    return state, lost
+
+
+def _bring_what_fits(
+    config: StepConfig, manager: MemoryManager, state: SchedulerState
+) -> tuple[SchedulerState, jax.Array]:
+    """Does what `bring_back` says where something is swapped out."""
+    owed = _owed(config, state)
 
     def bring_first(carry):
         state, owed, first = carry
@@ -85,6 +92,7 @@ def bring_back(
         owed += first.copies
         return state, owed, _look(config, manager, state, owed)
 
+    first = _look(config, manager, state, owed)
     state, _, first = jax.lax.while_loop(
         lambda carry: carry[2].fits, bring_first, (state, owed, first)
     )

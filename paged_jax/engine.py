@@ -87,10 +87,12 @@ class Engine:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            slots = self._static.num_blocks * self._static.block_size
+            num_blocks, host_blocks = self._static.num_blocks, self._static.host_blocks
+            slots = (num_blocks + host_blocks) * self._static.block_size
             size = slots * model.config.kv_bytes_per_token(config.kv_dtype)
+            swap = f" and {host_blocks} of the host" if host_blocks else ""
             raise ConfigError(
-                f"a KV cache of {self._static.num_blocks} blocks takes "
+                f"a KV cache of {num_blocks} blocks{swap} takes "
                 f"{size / 2**30:.3g} GiB, and memory for it, and what is kept of "
                 f"{config.max_requests} requests, is not there; lower num_blocks or "
                 "full_length_requests"
