@@ -106,9 +106,10 @@ def likeliest(logits: jax.Array, count: int) -> Candidates:
       The candidates.
     """
     groups = _in_groups(logits, _EXCLUDED)
-    _, chosen = jax.lax.top_k(jnp.max(groups, axis=-1), min(count, groups.shape[1]))
+    maxima = jnp.max(groups, axis=-1)
+    _, chosen = jax.lax.top_k(maxima, min(count, groups.shape[1]))
     chosen = jnp.sort(chosen, axis=-1)  # so that of equals the lowest comes first
-    inside = jnp.take_along_axis(groups, chosen[:, :, None], axis=1)
+    inside = jax.vmap(lambda own, places: own[places])(groups, chosen)
     inside = inside.reshape(logits.shape[0], -1)
     missing = max(count - inside.shape[1], 0)
     inside = jnp.pad(inside, ((0, 0), (0, missing)), constant_values=_EXCLUDED)
@@ -116,8 +117,9 @@ def likeliest(logits: jax.Array, count: int) -> Candidates:
     group = jnp.minimum(place // _GROUP, chosen.shape[1] - 1)
     group = jnp.take_along_axis(chosen, group, axis=-1)
     tokens = (group * _GROUP + place % _GROUP).astype(jnp.int32)
-    # The largest first, so that a sum of many of these is as exact as it can be.
-    largest = top[:, :1]
+    # The largest first, so that a sum of many of these is as exact as it can be. It is
+    # `top[:, :1]`, but from there XLA on CPU would take it anew for every token.
+    largest = jnp.max(maxima, axis=-1, keepdims=True)
     rest = jnp.log(jnp.sum(jnp.exp(logits - largest), axis=-1, keepdims=True))
     return Candidates(tokens, top - largest - rest)
 

@@ -86,6 +86,13 @@ REFUSED = [
     ({"block_size": 16.0}, "block_size is 16.0; it must be an integer"),
     ({"max_seqs": "4"}, "max_seqs is '4'; it must be an integer"),
     ({"max_seqs": True}, "max_seqs is True; it must be an integer"),
+    ({"max_beam_width": 17}, "max_beam_width is 17; it must be from 1 to 16"),
+    ({"max_beam_width": 0}, "max_beam_width is 0; it must be from 1 to 16"),
+    (
+        {"max_beam_width": 9, "max_seqs": 8},
+        "max_beam_width is 9 and max_seqs 8; the sequences of a request run at once: "
+        "lower max_beam_width or raise max_seqs",
+    ),
     ({"max_n": 2.0}, "max_n is 2.0; it must be an integer"),
     ({"num_blocks": 12.5}, "num_blocks is 12.5; it must be an integer or None"),
     ({"watermark": None}, "watermark is None; it must be a number"),

@@ -138,8 +138,10 @@ def test_assert_blocks_under_checkify(state):
 # ------------------------------------------------------------------ groups
 
 
-def scheduler_state(max_n=3):
-    config = EngineConfig(max_seqs=4, max_requests=6, max_prefixes=0, max_n=max_n)
+def scheduler_state(max_n=3, **changes):
+    config = EngineConfig(
+        max_seqs=4, max_requests=6, max_prefixes=0, max_n=max_n, **changes
+    )
     return init_scheduler(config.step_config(), MANAGERS["paged"], False)
 
 
@@ -274,4 +276,54 @@ def test_a_wrong_block_of_the_host_is_noticed(swapped, name):
     assert [name for name, value in holds.items() if not value] == [name]
     error, _ = jax.jit(checkify.checkify(assert_swap))(state)
     with pytest.raises(checkify.JaxRuntimeError, match=f"{name}: it must hold that"):
+        error.throw()
+
+
+# ------------------------------------------------------------------ beams
+
+
+@pytest.fixture
+def searches():
+    """Two searches wait: slots 0 and 1 have the beams of one, 2 to 4 of the other."""
+    state = scheduler_state(max_n=1, max_beam_width=3)
+    wait = RequestStatus.WAITING
+    requests = dataclasses.replace(
+        state.requests,
+        group=jnp.array([0, 0, 2, 2, 2, 5, 6]),
+        status=jnp.array([wait] * 5 + [0, 0]),
+        length=jnp.array([7, 7, 9, 9, 9, 1, 0]),
+    )
+    beams = dataclasses.replace(
+        state.beams,
+        width=jnp.array([2, 2, 3, 3, 3, 0, 0]),
+        number=jnp.array([1, 0, 0, 1, 2, 0, 0]),
+    )
+    queue = push_back(state.queue, jnp.array([0, 2]), jnp.int32(2))
+    return dataclasses.replace(state, requests=requests, beams=beams, queue=queue)
+
+
+BROKEN_SEARCHES = {
+    "two beams of one number": (
+        changed("beams", "number", 0, 0),
+        "beams_are_all_there",
+    ),
+    "a beam that has left": (
+        changed("requests", "status", 3, RequestStatus.ABORTED),
+        "beams_are_all_there",
+    ),
+    "a beam that is ahead": (changed("requests", "length", 2, 10), "beams_are_in_step"),
+}
+
+
+def test_sound_searches_pass(searches):
+    assert all(check_groups(searches).values())
+
+
+@pytest.mark.parametrize("case", BROKEN_SEARCHES)
+def test_a_broken_search_is_noticed(searches, case):
+    change, broken = BROKEN_SEARCHES[case]
+    holds = check_groups(change(searches))
+    assert [name for name, value in holds.items() if not value] == [broken]
+    error, _ = jax.jit(checkify.checkify(assert_groups))(change(searches))
+    with pytest.raises(checkify.JaxRuntimeError, match=f"{broken}: it must hold that"):
         error.throw()
