@@ -6,6 +6,12 @@ from pathlib import Path
 
 # Before anything imports JAX, which reads it once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests compile more than they compute: LLVM's optimisations of what XLA hands it cost
+# more time than they save. What XLA itself does (fusion, aliasing) is unchanged.
+# Flags of the environment come later, and win.
+os.environ["XLA_FLAGS"] = " ".join(
+    ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
+)
 
 import hypothesis
 import jax

@@ -59,7 +59,7 @@ ENGINES = {
     "block size 256": dict(block_size=256, num_blocks=9, attention_backend="reference"),
     "block size 4, prefix cache": dict(num_blocks=28, prefix_caching=True),
     "block size 2, prefix cache, static": dict(
-        block_size=2, num_blocks=50, prefix_caching=True, batching="static"
+        block_size=2, num_blocks=51, prefix_caching=True, batching="static"
     ),
     "block size 4, recomputed": dict(num_blocks=28, preemption="recompute"),
     "block size 4, nothing shared": dict(num_blocks=20, sharing=False),
@@ -115,7 +115,7 @@ def test_a_shared_prefix_changes_nothing(name, size):
     computed = engine.log[:, Field.TOKENS].sum()
     again = engine.log[:, Field.RECOMPUTED].sum()
     if engine.config.prefix_caching:
-        assert computed < own + again
+        assert computed <= own + again  # a whole static batch may find nothing more
     else:
         assert computed == own + again
     engine.release_prefix(prefix)
@@ -322,6 +322,7 @@ def test_a_prefix_may_leave_no_room_for_it(engine):
 
 
 def test_engines_for_any_number_of_sequences_share_their_programs():
-    engine = engine_of("block size 4")
+    # Only the programs of the last few engines are kept.
+    engine = make_engine(**MANY, num_blocks=28)
     other = make_engine(**{**MANY, "max_n": 3}, num_blocks=28)
     assert other._device.programs is engine._device.programs
