@@ -187,7 +187,8 @@ def test_random_aborts_leave_the_blocks_sound(engine):
 
 @pytest.fixture(scope="module")
 def groups():
-    return make_engine(max_n=4, max_seqs=6, max_requests=8, num_blocks=26)
+    settings = dict(max_n=4, max_seqs=6, max_requests=8, num_blocks=26)
+    return make_engine(**settings, preemption="recompute")
 
 
 def statuses(engine, name):
