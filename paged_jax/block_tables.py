@@ -187,7 +187,9 @@ def share_prefix(
       sequences: the sequence rows.
       source: i32[], a row that holds a sequence of at least `num_tokens` tokens.
       target: i32[], an EMPTY row.
-      num_tokens: i32[], 1 or more; no multiple of the block size is asked for.
+      num_tokens: i32[], 1 or more; no multiple of the block size is asked for. Where
+        full blocks are cached it must not end inside of one: `target` would write to
+        that block once it has it alone, and cached blocks are never written.
       block_size: tokens in a block.
 
     Returns:
