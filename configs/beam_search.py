@@ -10,7 +10,8 @@ of it. All requests are there at time 0; the KV budget is 8 full-length requests
 it, as many samples of each prompt, which share nothing: what the same decoding costs
 without a search.
 
-Expected (quick): TODO.
+Expected (quick): 39, 58 and 63% of the blocks are saved for widths 2, 4 and 6 (the
+paper: 38, 53 and 55%), and 95 to 140 kB copied on write for each token.
 """
 
 from experiments.base_config import base_config

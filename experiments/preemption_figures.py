@@ -44,7 +44,7 @@ def draw_preemption(rows: list[Row]) -> bytes:
     here.set_ylim(0.5 * here.get_ylim()[0], 2 * here.get_ylim()[1])
     _finish(paper, "Paper: 256 tokens, ms")
     paper.set_ylim(0, None)
-    _finish(speed, "Here: output tokens per second")
+    _finish(speed, "Here: output tokens/s")
     speed.set_ylim(0, 1.06 * speed.get_ylim()[1])
     handles, labels = here.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)

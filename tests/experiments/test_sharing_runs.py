@@ -6,6 +6,7 @@ SMALL = (
     "--config.workload.length_scale=1",
     "--config.workload.num_requests=6",
     "--config.engine.max_model_len=128",
+    "--config.engine.full_length_requests=8",
 )
 
 
