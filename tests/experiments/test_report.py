@@ -25,9 +25,15 @@ def summary():
             "peak_rss_bytes": 3 * 2**30,
             "preemptions": 0,
             "blocks_saved": 0.0,
+            "block_saving": 0.25,
+            "hit_tokens": 0,
+            "cow_bytes_per_token": 1234.5,
+            "swapped_bytes_per_token": 0.0,
+            "recomputed_per_token": 0.125,
         }
         row["details"] |= {
             "arrival_rate": None,
+            "skipped_tokens": 0,
             "memory_plan": [["weights", "1 MiB", "100%"]],
         }
         row["details"]["workload"] |= {
@@ -64,6 +70,7 @@ def test_the_report_has_all_that_a_reader_needs(summary):
         "smollm2-135m, float32",
         # Every metric that is reported.
         ">0.50<", ">1.00<", ">12.3<", ">45.6<", ">20<", ">0.0100<", ">3072<",
+        ">25.0%<", ">1234<", ">0.125<",
     ):  # fmt: skip
         assert text in html
 
@@ -82,7 +89,7 @@ def test_everything_is_escaped(summary):
     summary["claims"][0]["note"] = evil
     html = render(summary, {"a.png": (evil, PNG)}, evil, evil)
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 10
+    assert html.count("&lt;script&gt;") == 11
 
 
 def test_what_was_swept_is_not_given_one_value(summary):
