@@ -107,6 +107,7 @@ MANY = dict(
     token_budget=16,
     max_stop_ids=2,
     watermark=0.0,
+    spare_blocks=0,
     attention_backend="reference",
 )
 

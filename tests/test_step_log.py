@@ -149,5 +149,5 @@ def test_sums_hold_whatever_is_shared():
     config = small_config(sharing=True, max_prefixes=0, max_n=4)
     # Together they come to need more than the 20 blocks there are.
     log, _ = run_schedule(config, [(9, (20, 14)), (6, (20, 20)), (13, (16, 9))])
-    assert log["PREEMPTED"].sum() > 0 and log["COPIED_BLOCKS"].sum() > 3
+    assert log["PREEMPTED"].sum() > 0 and log["COPIED_BLOCKS"].sum() > 2
     check_sums(log)

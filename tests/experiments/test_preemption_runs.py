@@ -1,6 +1,10 @@
 """The experiments on beams and on preemption as a whole, on a tiny model."""
 
+import pytest
+
 from experiments.beam_traces import load_traces, write_traces
+
+pytestmark = pytest.mark.long
 
 SMALL = (
     "--config.workload.length_scale=1",

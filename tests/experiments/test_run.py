@@ -180,6 +180,7 @@ def summary_of(run_tiny, folder, *words):
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
     summary = summary_of(
         run_tiny,
@@ -196,6 +197,7 @@ def test_claims_are_made_for_each_value_of_another_sweep(run_tiny, tmp_path):
     assert "watermark.0.2)" in (tmp_path / "r" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_block_sizes_are_studied_on_one_budget(run_tiny, tmp_path):
     summary = summary_of(
         run_tiny,

@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 SMALL = (
     "--config.workload.length_scale=1",
     "--config.workload.num_requests=6",

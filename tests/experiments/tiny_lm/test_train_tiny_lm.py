@@ -16,6 +16,8 @@ from experiments.tiny_lm.tokens import VOCAB_SIZE
 from paged_jax import load_model
 from paged_jax.models.config import tiny
 
+pytestmark = pytest.mark.long
+
 FILES = {
     "config.json",
     "loss_curve.csv",

@@ -6,6 +6,8 @@ from experiments.tiny_lm.checkpoint_cache import read_report
 from experiments.tiny_lm.tokens import END_OF_TEXT
 from paged_jax import Engine, EngineConfig, SamplingParams
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ("Returns ", "The ", "Compute the ", "Raises an error if ")
 SETTINGS = EngineConfig(
     max_model_len=256, max_seqs=8, max_requests=8, token_budget=8, max_logprobs=1
