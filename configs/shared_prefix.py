@@ -9,7 +9,9 @@ as a prefix; or nothing is said of it, and the prefix cache finds its blocks; or
 request computes and stores it. The baseline is the same paged memory without sharing,
 and not the paper's Orca (Oracle).
 
-Expected (quick): TODO.
+Expected (quick): output tokens per second, over no sharing: 1.8x registered and 1.7x
+found with one example, 5.0x with five; 49 and 82% of the blocks are saved. 2 minutes on
+two cores.
 """
 
 from experiments.base_config import base_config
