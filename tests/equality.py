@@ -343,11 +343,15 @@ def _rivals(engine: Engine, cell: Cell):
         blocks -= -(-len(prefix_of(size)) // size)
     whole, prefill = length // size, -(-length // SEQUENCES)
     most = _longest(size) - length
-    for width, output in itertools.product(range(WIDEST, 0, -1), (most, OUTPUT)):
-        if whole + width * (-(-(length + output) // size) - whole) <= blocks:
-            for after in (2, 5, 8, 11):
-                yield _Rival(width, length, output, prefill + after)
-            yield _Rival(width, length, output, 0)
+    fits = [
+        (width, output)
+        for width, output in itertools.product(range(WIDEST, 0, -1), (most, OUTPUT))
+        if whole + width * (-(-(length + output) // size) - whole) <= blocks
+    ]
+    # The likely ones first.
+    for lead in ((2, 5, 8, 11, -prefill), (3, 4, 6, 7, 9, 10, 12, 13, 14, 15, 0, 1)):
+        for (width, output), after in itertools.product(fits, lead):
+            yield _Rival(width, length, output, prefill + after)
 
 
 def _contend(engine: Engine, cell: Cell, rival: _Rival):
