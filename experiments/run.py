@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         command = parse(words)
         if command.list_configs:
             for name, path in config_files().items():
-                print(f"{name:12} {first_line(path)}")
+                print(f"{name:17} {first_line(path)}")
             return 0
         with Interrupts() as interrupts:
             experiment = Experiment(command, console, interrupts)
