@@ -14,23 +14,14 @@ Expected (quick): 39, 58 and 63% of the blocks are saved for widths 2, 4 and 6 (
 paper: 38, 53 and 55%), and 95 to 140 kB copied on write for each token.
 """
 
-from experiments.base_config import base_config
+from experiments.base_config import alpaca_config
 
 
 def get_config(preset: str = "quick"):
-    config = base_config(preset)
+    config = alpaca_config(preset)
     config.name = "beam_search"
     config.claims = "beam_search"
     config.engine.max_beam_width = 6
-    # Room for Alpaca's longest, whose lengths are taken as they are.
-    config.engine.max_model_len = 384
-    config.engine.max_seqs = 60
-    config.engine.max_requests = 240
-    config.workload.lengths = "alpaca"
-    config.workload.length_scale = 1.0
-    config.workload.num_requests = {"quick": 28, "full": 200}[preset]
-    config.workload.chat = False
-    config.workload.prompt_lengths = "cut"
     config.cells = (
         *(
             {

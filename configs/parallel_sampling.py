@@ -11,23 +11,14 @@ Expected (quick): 4, 7 and 9% of the blocks are saved for n = 2, 4 and 6 (the pa
 9 and 10%), and 6 to 10 kB copied on write for each token.
 """
 
-from experiments.base_config import base_config
+from experiments.base_config import alpaca_config
 
 
 def get_config(preset: str = "quick"):
-    config = base_config(preset)
+    config = alpaca_config(preset)
     config.name = "parallel_sampling"
     config.claims = "parallel_sampling"
     config.engine.max_n = 6
-    # Room for Alpaca's longest, whose lengths are taken as they are.
-    config.engine.max_model_len = 384
-    config.engine.max_seqs = 60
-    config.engine.max_requests = 240
-    config.workload.lengths = "alpaca"
-    config.workload.length_scale = 1.0
-    config.workload.num_requests = {"quick": 28, "full": 200}[preset]
-    config.workload.chat = False
-    config.workload.prompt_lengths = "cut"
     config.workload.temperature = 1.0
     config.cells = (
         {"workload.n": 1, "engine.sharing": True},

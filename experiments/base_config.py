@@ -74,3 +74,29 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.sweep = ("",)  # as --sweep, which replaces the values of a key
     config.claims = ""  # which claims are checked, by the experiment's name
     return config
+
+
+def alpaca_config(preset: str) -> ConfigDict:
+    """Returns what experiments on several sequences share: lengths like Alpaca's.
+
+    Lengths are taken as they are, and prompts cut to them without a chat template: the
+    length of a prompt decides what it has to share.
+    """
+    config = base_config(preset)
+    config.update(
+        {
+            "engine": {
+                "max_model_len": 384,  # the longest fits
+                "max_seqs": 60,
+                "max_requests": 240,
+            },
+            "workload": {
+                "lengths": "alpaca",
+                "length_scale": 1.0,
+                "num_requests": {"quick": 28, "full": 200}[preset],
+                "chat": False,
+                "prompt_lengths": "cut",
+            },
+        }
+    )
+    return config

@@ -62,6 +62,18 @@ def claim(
     }
 
 
+def nothing_compiled(experiment: str, rows: list[Row]) -> Claim:
+    """Returns the claim that no cell compiled anything while it served."""
+    return claim(
+        f"{experiment}.compilations.all",
+        float(sum(r["metrics"]["compilations"] for r in rows)),
+        source="nothing compiles after the warm-up",
+        unit="programs",
+        kind="exact",
+        near=0.0,
+    )
+
+
 def tokens_equal(
     experiment: str, rows: list[Row], differences: list[Difference]
 ) -> Claim:

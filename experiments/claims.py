@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from experiments import preemption_claims, sharing_claims
 from experiments.attribution import Row, find, gains, groups, ratio
-from experiments.claim import PAPER, Claim, claim, tokens_equal
+from experiments.claim import PAPER, Claim, claim, nothing_compiled, tokens_equal
 from experiments.errors import UserError
 from experiments.token_check import Difference
 
@@ -131,17 +131,7 @@ def _headline(rows: list[Row], differences: list[Difference]) -> list[Claim]:
             at_most=_SYNCS_GOAL,
         )
     )
-    claims.append(
-        claim(
-            "headline.compilations.all",
-            float(sum(r["metrics"]["compilations"] for r in rows)),
-            source="nothing compiles after the warm-up",
-            unit="programs",
-            kind="exact",
-            near=0.0,
-        )
-    )
-    return claims
+    return [*claims, nothing_compiled("headline", rows)]
 
 
 def _block_size(rows: list[Row], differences: list[Difference]) -> list[Claim]:

@@ -1,7 +1,7 @@
 """Claims about preemption: the paper's figure 19, swapping against recomputing."""
 
 from experiments.attribution import Row, find, ratio
-from experiments.claim import PAPER, Claim, claim, tokens_equal
+from experiments.claim import PAPER, Claim, claim, nothing_compiled, tokens_equal
 from experiments.token_check import Difference
 
 # Fig 19a: 256 tokens of OPT-13B on an A100, in milliseconds, by block size.
@@ -106,14 +106,7 @@ def preemption(rows: list[Row], differences: list[Difference]) -> list[Claim]:
             at_least=1.0,
         ),
         tokens_equal("preemption", rows, differences),
-        claim(
-            "preemption.compilations.all",
-            float(sum(r["metrics"]["compilations"] for r in rows)),
-            source="nothing compiles after the warm-up",
-            unit="programs",
-            kind="exact",
-            near=0.0,
-        ),
+        nothing_compiled("preemption", rows),
     ]
 
 

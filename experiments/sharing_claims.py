@@ -1,7 +1,7 @@
 """Claims about sharing: the paper's figures 15 (saved blocks) and 16 (prefixes)."""
 
 from experiments.attribution import Row, find, ratio
-from experiments.claim import PAPER, Claim, claim, tokens_equal
+from experiments.claim import PAPER, Claim, claim, nothing_compiled, tokens_equal
 from experiments.token_check import Difference
 
 # Blocks saved on Alpaca, in % (Fig 15), by the number of sequences of a request.
@@ -181,12 +181,5 @@ def _always(experiment: str, rows: list[Row]) -> list[Claim]:
             kind="memory",
             at_most=0.2,
         ),
-        claim(
-            f"{experiment}.compilations.all",
-            float(sum(r["metrics"]["compilations"] for r in rows)),
-            source="nothing compiles after the warm-up",
-            unit="programs",
-            kind="exact",
-            near=0.0,
-        ),
+        nothing_compiled(experiment, rows),
     ]

@@ -35,11 +35,18 @@ HEADLINE = (
 
 def headline_table(rows: list[Row]) -> Table:
     """Returns one line for each cell; the ratio is to the first of its workload."""
-    table = Table(title="Cells", title_justify="left", padding=(0, 0))
+    return _by_workload("Cells", HEADLINE, headline_rows(rows))
+
+
+def _by_workload(
+    title: str, columns: Iterable[str], lines_of: dict[str, list[list[str]]]
+) -> Table:
+    """Returns a table with a part for each workload."""
+    table = Table(title=title, title_justify="left", padding=(0, 0))
     table.add_column("cell")
-    for name in HEADLINE:
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for workload, lines in headline_rows(rows).items():
+    for workload, lines in lines_of.items():
         table.add_section()
         table.add_row(f"[bold]{workload}[/bold]")
         for label, *numbers in lines:
@@ -124,16 +131,7 @@ TRAFFIC = (
 def traffic_table(rows: list[Row]) -> Table:
     """Returns what sharing saves, and what it and preemption cost."""
     title = "Sharing and preemption (the last four for each generated token)"
-    table = Table(title=title, title_justify="left", padding=(0, 0))
-    table.add_column("cell")
-    for name in TRAFFIC:
-        table.add_column(name, justify="right", no_wrap=True)
-    for workload, lines in traffic_rows(rows).items():
-        table.add_section()
-        table.add_row(f"[bold]{workload}[/bold]")
-        for label, *numbers in lines:
-            table.add_row(label.replace("_", " "), *numbers)
-    return table
+    return _by_workload(title, TRAFFIC, traffic_rows(rows))
 
 
 def traffic_rows(rows: list[Row]) -> dict[str, list[list[str]]]:

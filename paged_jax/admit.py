@@ -45,7 +45,27 @@ class _Round(NamedTuple):
     admitted: jax.Array
 
 
-def spare_blocks(
+def pending_tokens(config: StepConfig, state: SchedulerState) -> jax.Array:
+    """Returns i32[S]: tokens that each running row has still to compute."""
+    running = state.sequences.status == SequenceStatus.RUNNING
+    return jnp.where(running, goals(config, state) - state.sequences.length, 0)
+
+
+def blocks_owed(
+    config: StepConfig, state: SchedulerState, pending: jax.Array
+) -> jax.Array:
+    """Returns the blocks that the batch is about to take, i32[].
+
+    The next growth of rows with pending tokens i32[S], and copies on write; of memory
+    that grows.
+    """
+    growing, copying = write_needs(
+        state.pool, state.sequences, pending, config.block_size, config.sharing
+    )
+    return jnp.sum(growing | copying, dtype=jnp.int32)
+
+
+def blocks_to_leave(
     config: StepConfig, state: SchedulerState, running: jax.Array
 ) -> jax.Array:
     """Returns the blocks that are left free beside `running` i32[] sequences, i32[].
@@ -65,7 +85,7 @@ def admit(
 
     Head of line blocks: nobody overtakes. A request fits if a row is free, if the
     memory manager can grant its blocks beside what the running sequences need in this
-    step and leave `spare_blocks`, the watermark (paper's artifact: 1% of the blocks)
+    step and leave `blocks_to_leave`, the watermark (paper's artifact: 1% of the blocks)
     among them, and if the step's token budget has room: for one token of it if prompts
     may be chunked, else for all.
     Under static batching a batch is admitted only when the last one is over, all in one
@@ -96,8 +116,7 @@ def admit(
     """
     static = state.static_batching
     active = jnp.sum(active_rows(state.sequences), dtype=jnp.int32)
-    running = state.sequences.status == SequenceStatus.RUNNING
-    pending = jnp.where(running, goals(config, state) - state.sequences.length, 0)
+    pending = pending_tokens(config, state)
     free_at_start = manager.num_free(state.pool)
     may_open = ~static | (active == 0)
     if config.host_blocks:
@@ -134,7 +153,7 @@ def admit(
             1 if config.chunked_prefill else jnp.minimum(wanted, config.token_budget)
         )
         headroom = r.owed + promised(config, r.state)
-        headroom += spare_blocks(config, r.state, r.active)
+        headroom += blocks_to_leave(config, r.state, r.active)
         return (
             (r.state.queue.count > 0)
             & may_open
@@ -185,10 +204,7 @@ def admit(
     tokens_left = config.token_budget - jnp.sum(pending)
     zero = owed = jnp.int32(0)
     if manager.grows:
-        growing, copying = write_needs(
-            state.pool, state.sequences, pending, config.block_size, config.sharing
-        )
-        owed = jnp.sum(growing | copying, dtype=jnp.int32)
+        owed = blocks_owed(config, state, pending)
     shared = look(state, active, tokens_left)
     end = jax.lax.while_loop(
         goes_on,

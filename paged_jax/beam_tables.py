@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax import lru
-from paged_jax.block_pool import BlockPool
+from paged_jax.block_pool import BlockPool, push_free
 from paged_jax.prefix_cache import PrefixCache
 from paged_jax.sequences import Sequences
 
@@ -82,7 +82,7 @@ def _seen_above(blocks: jax.Array, valid: jax.Array) -> jax.Array:
 
 def _give_back(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
     """Frees the valid blocks of i32[k, T], distinct and without references."""
-    # The end of every table first; see `BlockPool` for the place of masked writes.
+    # The end of every table first.
     blocks, valid = blocks.T[::-1].ravel(), valid.T[::-1].ravel()
     cache = pool.prefix_cache
     if isinstance(cache, PrefixCache):
@@ -94,11 +94,5 @@ def _give_back(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPoo
         cache = pool.prefix_cache
         assert isinstance(cache, PrefixCache)
         cache = dataclasses.replace(cache, idle=lru.push(cache.idle, blocks, idle))
-    rank = jnp.cumsum(valid.astype(jnp.int32))
-    place = jnp.where(valid, pool.num_free + rank - 1, pool.num_blocks)
-    return dataclasses.replace(
-        pool,
-        free_stack=pool.free_stack.at[place].set(jnp.where(valid, blocks, 0)),
-        num_free=pool.num_free + rank[-1],
-        prefix_cache=cache,
-    )
+        pool = dataclasses.replace(pool, prefix_cache=cache)
+    return push_free(pool, blocks, valid)

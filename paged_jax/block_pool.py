@@ -189,11 +189,19 @@ def drop(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
     if isinstance(cache, PrefixCache):
         links = lru.push(cache.idle, blocks[::-1], idle[::-1])
         cache = dataclasses.replace(cache, idle=links)
-    rank = jnp.cumsum(freed.astype(jnp.int32))
-    place = jnp.where(freed, pool.num_free + rank - 1, pool.num_blocks)
-    return BlockPool(
-        free_stack=pool.free_stack.at[place].set(jnp.where(freed, blocks, 0)),
+    pool = dataclasses.replace(pool, ref_count=ref_count, prefix_cache=cache)
+    return push_free(pool, blocks, freed)
+
+
+def push_free(pool: BlockPool, blocks: jax.Array, valid: jax.Array) -> BlockPool:
+    """Puts the valid ones of blocks i32[W] on top of the stack, in their order.
+
+    They are distinct, without references, and not cached.
+    """
+    rank = jnp.cumsum(valid.astype(jnp.int32))
+    place = jnp.where(valid, pool.num_free + rank - 1, pool.num_blocks)
+    return dataclasses.replace(
+        pool,
+        free_stack=pool.free_stack.at[place].set(jnp.where(valid, blocks, 0)),
         num_free=pool.num_free + rank[-1],
-        ref_count=ref_count,
-        prefix_cache=cache,
     )

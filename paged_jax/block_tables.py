@@ -97,9 +97,8 @@ def grant_row(
     need: jax.Array,
     length: jax.Array,
     ok: jax.Array,
-    shared_row: jax.Array | None = None,
-    num_shared: jax.Array | int = 0,
     shared_blocks: jax.Array | None = None,
+    num_shared: jax.Array | int = 0,
 ) -> tuple[BlockPool, Sequences]:
     """Fills an empty row with shared blocks and new ones; the caller has checked them.
 
@@ -110,17 +109,14 @@ def grant_row(
       need: i32[], blocks that the row will name.
       length: i32[], tokens that the row will hold.
       ok: bool[]; if false, nothing changes.
-      shared_row: i32[], the row whose first blocks are shared, or None.
-      num_shared: i32[], how many of its blocks are shared.
-      shared_blocks: i32[T], instead of `shared_row`: the blocks to share.
+      shared_blocks: i32[T], blocks to share, from the start of the row; or None.
+      num_shared: i32[], how many of them.
 
     Returns:
       The pool and the sequences; the row is RUNNING.
     """
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)
     shared = ok & (column < num_shared)
-    if shared_row is not None:
-        shared_blocks = sequences.block_table[shared_row]
     if shared_blocks is not None:
         pool = hold(pool, shared_blocks, shared)  # before any of them is evicted
     pool, blocks = take(pool, ok & (column >= num_shared) & (column < need))
@@ -215,7 +211,7 @@ def share_prefix(
         count,
         num_tokens,
         status == Status.OK,
-        shared_row=jnp.clip(source, 0, sequences.num_rows - 1),
+        shared_blocks=sequences.block_table[source],
         num_shared=count,
     )
     return pool, sequences, status

@@ -6,11 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paged_jax.admit import spare_blocks
-from paged_jax.block_tables import write_needs
+from paged_jax.admit import blocks_owed, blocks_to_leave, pending_tokens
 from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import StepConfig
-from paged_jax.groups import distinct_tokens, goals, promised
+from paged_jax.groups import distinct_tokens, promised
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.paged_memory import held_tokens
 from paged_jax.requests import RequestStatus, push_front
@@ -49,9 +48,9 @@ def bring_back(
     """Swaps requests in, in order of arrival, while they fit.
 
     A request fits if the pool can grant the blocks that its sequences had and those of
-    their next tokens, and leave what admission leaves (`spare_blocks`) beside what the
-    running sequences need in this step. All of its sequences come back, or none does.
-    Whole blocks of a prefix that is still held are shared again.
+    their next tokens beside what the running sequences need in this step, and leave
+    what admission leaves (`blocks_to_leave`). All of its sequences come back, or none
+    does. Whole blocks of a prefix that is still held are shared again.
 
     If nothing runs and the first in line does not fit, the pool will never have more
     for it, since held prefixes take the room. Then all that is swapped out is
@@ -85,7 +84,8 @@ def _bring_what_fits(
     config: StepConfig, manager: MemoryManager, state: SchedulerState
 ) -> tuple[SchedulerState, jax.Array]:
     """Does what `bring_back` says where something is swapped out."""
-    owed = _owed(config, state)
+    pending = pending_tokens(config, state)
+    owed = blocks_owed(config, state, pending) + promised(config, state)
 
     def bring_first(carry):
         state, owed, first = carry
@@ -102,21 +102,10 @@ def _bring_what_fits(
     return _recompute_all(config, state, stuck)
 
 
-def _owed(config: StepConfig, state: SchedulerState) -> jax.Array:
-    """Returns the blocks that the batch is about to take, i32[]; as admission does."""
-    running = state.sequences.status == SequenceStatus.RUNNING
-    pending = jnp.where(running, goals(config, state) - state.sequences.length, 0)
-    growing, copying = write_needs(
-        state.pool, state.sequences, pending, config.block_size, config.sharing
-    )
-    return jnp.sum(growing | copying, dtype=jnp.int32) + promised(config, state)
-
-
-def _rows_of(config: StepConfig, state: SchedulerState, row: jax.Array) -> jax.Array:
+def _rows_of(state: SchedulerState, row: jax.Array) -> jax.Array:
     """Returns bool[S]: the SWAPPED rows of a SWAPPED row's request."""
-    sequences, requests = state.sequences, state.requests
-    leader = requests.group if config.groups else jnp.arange(requests.null + 1)
-    leader = leader[sequences.request]
+    sequences = state.sequences
+    leader = state.requests.leader(sequences.request)
     return (sequences.status == SequenceStatus.SWAPPED) & (leader == leader[row])
 
 
@@ -130,7 +119,7 @@ def _look(
     arrival = requests.arrival[sequences.request]
     last = jnp.iinfo(jnp.int32).max
     row = jnp.argmin(jnp.where(swapped, arrival, last)).astype(jnp.int32)
-    rows = _rows_of(config, state, row)
+    rows = _rows_of(state, row)
     need = blocks_for(requests.length[sequences.request], size)
     # Of rows that write to one block all but one copy it.
     logical = sequences.length // size
@@ -144,7 +133,7 @@ def _look(
     shared = jnp.minimum(held, computed) // size
     total = blocks_to_swap_in(sequences, rows, need) - shared + copies + owed
     running = jnp.sum(sequences.status == SequenceStatus.RUNNING, dtype=jnp.int32)
-    total += spare_blocks(config, state, running)
+    total += blocks_to_leave(config, state, running)
     fits = jnp.any(swapped) & (total <= manager.num_free(state.pool))
     return _Next(rows, need, copies, shared, fits)
 
@@ -194,11 +183,10 @@ def _recompute_all(
         arrival = requests.arrival[sequences.request]
         lowest = jnp.iinfo(jnp.int32).min
         row = jnp.argmax(jnp.where(swapped(state), arrival, lowest)).astype(jnp.int32)
-        rows = _rows_of(config, state, row)
+        rows = _rows_of(state, row)
         slot = sequences.request[row]
         lost += distinct_tokens(config, state, rows)
         lost -= held_tokens(config, sequences, requests, slot)
-        leader = requests.group[slot] if config.groups else slot
         slots = jnp.where(rows, sequences.request, requests.null)
         status = jnp.where(rows, RequestStatus.WAITING, requests.status[requests.null])
         status = requests.status.at[slots].set(status)
@@ -207,7 +195,7 @@ def _recompute_all(
             state,
             sequences=sequences,
             requests=dataclasses.replace(requests, status=status),
-            queue=push_front(state.queue, leader),
+            queue=push_front(state.queue, requests.leader(slot)),
             swap=space,
         )
         return state, lost

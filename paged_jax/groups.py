@@ -183,9 +183,9 @@ def promised(config: StepConfig, state: SchedulerState) -> jax.Array:
 
 
 def rows_of_group(state: SchedulerState, row: jax.Array) -> jax.Array:
-    """Returns bool[S]: rows of a row's group that compute, or wait for the prompt."""
+    """Returns bool[S]: rows of a row's request that compute, or wait for the prompt."""
     sequences = state.sequences
-    group = state.requests.group[sequences.request]
+    group = state.requests.leader(sequences.request)
     going = (sequences.status == SequenceStatus.RUNNING) | (
         sequences.status == SequenceStatus.UNFORKED
     )

@@ -122,8 +122,7 @@ def check_swap(state: SchedulerState) -> dict[str, jax.Array]:
     well_formed = jnp.where(named, real, table == 0) | ~there[:, None]
     swapped = sequences.status == SequenceStatus.SWAPPED
     running = requests.status[sequences.request] == RequestStatus.RUNNING
-    leader = requests.group if requests.grouped else jnp.arange(requests.null + 1)
-    leader = leader[sequences.request]
+    leader = requests.leader(sequences.request)
     going = (sequences.status == SequenceStatus.RUNNING) | (
         sequences.status == SequenceStatus.UNFORKED
     )

@@ -109,12 +109,7 @@ def preempt(
         state, so_far = carry
         row = victim(state)
         slot = state.sequences.request[row]
-        if config.groups:
-            rows = rows_of_group(state, row)
-            leader = state.requests.group[slot]
-        else:
-            rows = jnp.zeros_like(nobody).at[row].set(True)
-            leader = slot
+        rows = rows_of_group(state, row)
         lost = distinct_tokens(config, state, rows)
         lost -= held_tokens(config, state.sequences, state.requests, slot)
         chunk = jnp.where(rows, 0, so_far.chunk)
@@ -122,7 +117,7 @@ def preempt(
         state = _evict_all(config, manager, state, rows & ~swaps)
         if config.host_blocks:
             state = _swap_out(config, state, rows & swaps)
-        queue = push_front(state.queue, leader, ~swaps)
+        queue = push_front(state.queue, state.requests.leader(slot), ~swaps)
         state = dataclasses.replace(state, queue=queue)
         recomputed = so_far.recomputed + jnp.where(swaps, 0, lost)
         return state, look(state, chunk, so_far.count + 1, recomputed)

@@ -97,6 +97,13 @@ class Requests:
         """Whether there may be groups of more than one sequence."""
         return self.group.shape[0] > 0
 
+    def leader(self, slots: jax.Array) -> jax.Array:
+        """Returns the slots that stand for the groups of slots i32[N], i32[N].
+
+        Each its own where there are no groups.
+        """
+        return self.group[slots] if self.grouped else slots
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

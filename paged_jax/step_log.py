@@ -119,9 +119,9 @@ def _count_swapped(
     zero = jnp.int32(0)
     if not isinstance(state.swap, SwapSpace):
         return zero, zero, zero
-    requests, slot = state.requests, state.sequences.request
+    requests = state.requests
     swapped = state.sequences.status == SequenceStatus.SWAPPED
-    leader = requests.group[slot] if requests.grouped else slot
+    leader = requests.leader(state.sequences.request)
 
     def count() -> jax.Array:
         at = jnp.where(swapped, leader, requests.null)
