@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from paged_jax.beam_step import advance_beams, beam_rows
 from paged_jax.cached_blocks import cache_full_blocks
 from paged_jax.config import StepConfig
-from paged_jax.fork import fork_due
+from paged_jax.prompt_forks import fork_due
 from paged_jax.requests import RequestStatus
 from paged_jax.sampling import Candidates, Samples
 from paged_jax.scheduler import Plan

@@ -2,8 +2,8 @@
 
 A group is admitted and preempted as one. One of its sequences, the carrier, computes
 the prompt; the rows of the others are UNFORKED until it has, and have no blocks
-(`fork.py`). The request slot of the group's first sequence, the leader, stands for the
-group in the queue.
+(`prompt_forks.py`). The request slot of the group's first sequence, the leader, stands
+for the group in the queue.
 
 Where memory is not shared each sequence is a request of its own. Only beams are a group
 there, too: each computes the prompt for itself.

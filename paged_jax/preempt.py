@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from paged_jax.block_tables import write_needs
 from paged_jax.config import StepConfig
-from paged_jax.fork import blocks_to_fork
 from paged_jax.groups import distinct_tokens, rows_of_group
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.paged_memory import held_tokens
+from paged_jax.prompt_forks import blocks_to_fork
 from paged_jax.requests import RequestStatus, push_front
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState

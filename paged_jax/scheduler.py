@@ -11,9 +11,9 @@ from paged_jax.block_tables import BlockCopies, grant_writes, no_copies
 from paged_jax.bring_back import bring_back
 from paged_jax.chunks import plan_chunks
 from paged_jax.config import StepConfig
-from paged_jax.fork import due
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival, preempt
+from paged_jax.prompt_forks import due
 from paged_jax.retire import retire
 from paged_jax.state import SchedulerState
 
