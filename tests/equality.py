@@ -337,6 +337,10 @@ def _rivals(engine: Engine, cell: Cell):
             for before in (length // 8 + 4, length // 8 + 8, 8, 2, length // 16 + 4):
                 ahead = prefill + end - prompt - before
                 yield _Rival(width, prompt, _longest(size) - prompt, max(ahead, 0))
+        # Any other start: a wide request may have to come before others have grown.
+        for width in range(WIDEST, 0, -1):
+            for ahead in range(prefill + end):
+                yield _Rival(width, prompt, _longest(size) - prompt, ahead)
         return
     blocks = engine.config.total_blocks
     if cell.prefix == "registered":
