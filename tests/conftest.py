@@ -14,7 +14,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 import hypothesis
-import jax
+import mappings
 import pytest
 
 from paged_jax import LoadedModel, compilation_cache, load_model
@@ -34,18 +34,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# Compiled programs take mappings of memory, of which Linux gives a process
-# 65,530. A run of all tests would pass that, and crash.
-_MANY_MAPPINGS = 20_000
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _give_mappings_back():
     """Forgets compiled programs between files of tests, if there are many."""
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
-        jax.clear_caches()
+    mappings.give_back()
 
 
 @pytest.fixture(scope="session")

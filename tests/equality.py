@@ -14,6 +14,7 @@ import sys
 import time
 from typing import NamedTuple
 
+import mappings
 import near_ties
 import numpy as np
 from beam_cases import golden_model
@@ -452,6 +453,7 @@ def main(arguments: list[str] | None = None) -> int:
             for company in companies:
                 row += f"{_in_words(counts[company]):<22}"
             print(f"{row}{time.monotonic() - started:.0f}", flush=True)
+            mappings.give_back()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
