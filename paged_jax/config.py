@@ -41,6 +41,9 @@ class EngineConfig:
       max_beam_width: most beams of a beam search (`SamplingParams.beam_width`), 1 to
         16; each is one of `max_seqs` and of `max_requests`. 1: no beam search.
       token_budget: most tokens computed in one step.
+      min_bucket: least tokens that a step is padded to. A program is compiled for each
+        size from here to the token budget (see `token_buckets`): with a larger one, an
+        engine starts sooner, and small steps may take longer.
       chunked_prefill: whether a prompt may be computed over several steps, so that it
         never keeps the decoding sequences waiting. If not, prompts longer than the
         token budget are refused.
@@ -88,6 +91,7 @@ class EngineConfig:
     max_n: int = 1
     max_beam_width: int = 1
     token_budget: int = 128
+    min_bucket: int = 8
     chunked_prefill: bool = True
     watermark: float = 0.01
     spare_blocks: int = 1
@@ -128,6 +132,7 @@ class EngineConfig:
             "max_seqs",
             "max_requests",
             "token_budget",
+            "min_bucket",
             "steps_per_sync",
             "max_stop_ids",
             "max_n",
@@ -223,7 +228,7 @@ class EngineConfig:
             max_seqs=self.max_seqs,
             num_requests=self.max_requests + num_prefixes,
             token_budget=self.token_budget,
-            buckets=token_buckets(self.token_budget),
+            buckets=token_buckets(self.token_budget, self.min_bucket),
             chunked_prefill=self.chunked_prefill,
             watermark_blocks=int(self.watermark * self.total_blocks),
             spare_blocks=self.spare_blocks,
@@ -320,18 +325,23 @@ class StepConfig:
         return self.max_beam_width + self.max_stop_ids
 
 
-def token_buckets(token_budget: int) -> tuple[int, ...]:
+def token_buckets(token_budget: int, min_bucket: int = 8) -> tuple[int, ...]:
     """Returns step sizes: powers of two from 8 up and, from 16 on, what lies halfway.
 
-    A step is padded to the smallest that fits, by a third at most on the way up. The
+    A step is padded to the smallest that fits, from 16 tokens by a third at most. The
     last one is the whole budget.
+
+    Args:
+      token_budget: most tokens in a step.
+      min_bucket: smaller sizes are left out.
     """
     sizes = [8]
     power = 16
     while power < token_budget:
         sizes += [power, power + power // 2]
         power *= 2
-    return (*(size for size in sizes if size < token_budget), token_budget)
+    sizes = (size for size in sizes if min_bucket <= size < token_budget)
+    return (*sizes, token_budget)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -31,6 +31,7 @@ SETTINGS = dict(
     max_requests=6,
     max_prefixes=2,
     token_budget=16,
+    min_bucket=64,  # one size of step: half the compilation
     max_logprobs=3,
     watermark=0.0,
     spare_blocks=0,  # sequences run out soon

@@ -28,7 +28,7 @@ PREFIXES = [[*range(10, 19)], [*range(10, 14)], [20] * 6, [*range(10, 18)]]
 # Static batching is a value in the state: beside a kind that does not swap, one with it
 # costs no compilation of its own.
 KINDS = {
-    "continuous": {},
+    "continuous": {"min_bucket": 8},  # several sizes of step
     "beams, recompute": {"max_beam_width": 4, "preemption": "recompute"},
     "beams, static": {"max_beam_width": 4, "batching": "static"},
     "prefix cache, beams, swap": {

@@ -105,6 +105,7 @@ MANY = dict(
     max_requests=24,
     max_model_len=32,
     token_budget=16,
+    min_bucket=16,
     max_stop_ids=2,
     watermark=0.0,
     spare_blocks=0,
@@ -113,13 +114,17 @@ MANY = dict(
 
 # Pools that hold the largest search beside the prefix, and little more.
 ENGINES = {
-    "block size 4": dict(block_size=4, num_blocks=28),
+    "block size 4": dict(block_size=4, num_blocks=28, min_bucket=8),
     "block size 4, static": dict(block_size=4, num_blocks=30, batching="static"),
     "block size 1, a host sync each step": dict(
         block_size=1, num_blocks=78, steps_per_sync=1, debug=True
     ),
     "block size 16, whole prompts": dict(
-        block_size=16, num_blocks=14, chunked_prefill=False, token_budget=24
+        block_size=16,
+        num_blocks=14,
+        chunked_prefill=False,
+        token_budget=24,
+        min_bucket=24,
     ),
     "block size 4, prefix cache": dict(
         block_size=4, num_blocks=28, prefix_caching=True

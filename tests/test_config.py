@@ -46,6 +46,7 @@ REFUSED = [
     ),
     ({"max_n": 9, "max_requests": 8}, "max_n is 9 and max_requests 8; the sequences"),
     ({"token_budget": -1}, "token_budget is -1; it must be 1 or more"),
+    ({"min_bucket": 0}, "min_bucket is 0; it must be 1 or more"),
     ({"watermark": 1.0}, "watermark is 1.0; it must be from 0 to below 1"),
     ({"watermark": -0.1}, "watermark is -0.1; it must be from 0 to below 1"),
     ({"max_prefixes": -1}, "max_prefixes is -1; it must be 0 or more"),
@@ -181,6 +182,15 @@ def test_buckets_end_with_the_budget_and_pad_by_a_third_at_most(budget):
     for tokens in range(8, budget + 1):
         size = next(size for size in buckets if size >= tokens)
         assert tokens <= 16 or size < 1.5 * tokens
+
+
+@pytest.mark.parametrize(
+    ("min_bucket", "buckets"),
+    [(1, (8, 16, 24, 32, 40)), (16, (16, 24, 32, 40)), (20, (24, 32, 40)), (64, (40,))],
+)
+def test_small_buckets_can_be_left_out(min_bucket, buckets):
+    config = EngineConfig(token_budget=40, max_seqs=8, min_bucket=min_bucket)
+    assert config.step_config().buckets == buckets
 
 
 def test_the_budget_in_requests_counts_whole_blocks():

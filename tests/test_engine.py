@@ -692,7 +692,9 @@ def test_every_read_of_a_device_value_is_counted(engine, monkeypatch):
 
 def test_a_long_run_has_few_host_syncs_and_one_trace_for_each_bucket():
     # Settings of no other test, so that none of its programs is used.
-    engine = make_engine(max_seqs=12, num_blocks=180, max_requests=64, max_logprobs=0)
+    engine = make_engine(
+        max_seqs=12, num_blocks=180, max_requests=64, max_logprobs=0, min_bucket=8
+    )
     outputs = engine.generate(prompts(48, 24), [greedy(20 + i % 20) for i in range(48)])
     generated = sum(map(len, tokens_of(outputs)))
     assert engine.stats.output_tokens == generated > 1000

@@ -23,7 +23,7 @@ from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
 # The host has room for one of those that are preempted: others are recomputed.
-CHANGES = dict(steps_per_sync=256, preemption="swap", host_blocks=6)
+CHANGES = dict(steps_per_sync=256, preemption="swap", host_blocks=6, min_bucket=8)
 CONFIG = EngineConfig(**{**SETTINGS, **CHANGES}).step_config()
 PREFIX = (10, 11, 12, 13, 14, 15)
 MODEL = tiny_model()

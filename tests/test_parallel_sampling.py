@@ -48,7 +48,7 @@ def alone():
 
 # The pools of shared blocks hold the largest request beside the prefix, and no more.
 ENGINES = {
-    "block size 4": dict(num_blocks=28),
+    "block size 4": dict(num_blocks=28, min_bucket=8),
     "block size 4, static": dict(num_blocks=28, batching="static"),
     "block size 1, a host sync each step": dict(
         block_size=1, num_blocks=89, steps_per_sync=1, debug=True

@@ -160,7 +160,9 @@ def test_the_check_of_the_program_text_notices_a_copy():
 
 @functools.cache
 def small_buckets():
-    config = EngineConfig(**{**SETTINGS, "token_budget": 24}).step_config()
+    config = EngineConfig(
+        **{**SETTINGS, "token_budget": 24, "min_bucket": 8}
+    ).step_config()
     assert config.buckets == (8, 16, 24)
     return config
 
