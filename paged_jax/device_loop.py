@@ -61,7 +61,8 @@ class DeviceLoop:
         self._null = program.config.num_requests
         self._programs: Programs | None = None
         self._iteration = 0
-        self._log_read = True
+        self._unread = 0  # steps that no report has told of
+        self._log_length = config.most_steps
         self._piece = config.steps_per_sync
         # Of the last run: steps taken since the start, and when they were done.
         self._marks: list[tuple[int, float]] = [(0, 0.0)]
@@ -120,31 +121,32 @@ class DeviceLoop:
         waits for two pieces at most. A piece without work takes no time.
 
         Args:
-          steps: no more than the log has rows.
+          steps: fewer are run if the log has not as many rows.
           early: slots of requests whose tokens are wanted before they have ended.
           most_ended: if requests wait on the host, see `run_steps`.
         """
-        steps = 1 if self._debug else steps
+        steps = 1 if self._debug else min(steps, self._log_length - self._unread)
         first, started = self._iteration, time.perf_counter()
         marks = [(first, started)]
         before, report = None, None
-        for done in range(0, steps, self._piece):
+        # Without room for steps, one piece of none brings the report.
+        for done in range(0, max(steps, 1), self._piece):
             piece = min(self._piece, steps - done)
             orders = make_orders(
                 self._null,
                 piece,
                 most_ended=most_ended,
-                new_log=self._log_read,
+                new_log=self._unread == 0,
                 early=early,
             )
             self.state, report = self.programs.run(self._params, self.state, orders)
-            self._log_read = False
+            self._unread += piece
             if before is not None:
                 _wait(before)
                 marks.append((first + done, time.perf_counter()))
             before = report.iteration
         read: Report = self._read(report)
-        self._log_read = True
+        self._unread = 0
         ended = time.perf_counter()
         self._iteration = int(read.iteration)
         taken = self._iteration - first

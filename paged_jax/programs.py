@@ -22,6 +22,9 @@ from paged_jax.step import (
 )
 from paged_jax.submit import NewRequests, clear, submit
 
+# Numbers of tokens that a report may bring: 2 MiB, made in a fraction of a millisecond.
+_REPORT_NUMBERS = 2**19
+
 
 class Orders(NamedTuple):
     """What the host asks of a run of steps.
@@ -66,9 +69,9 @@ class Report(NamedTuple):
       has_work: bool[]. Whether another step would do anything.
       log: f32[G, F]. The log; its first `log_count` rows are new.
       log_count: i32[].
-      slots: i32[W]. Requests that have ended or are wanted early, the first W of them;
-        R for padding.
-      outputs: their tokens.
+      slots: i32[W']. Requests that have ended or are wanted early, the first W' (W or
+        more) of them; R for padding.
+      outputs: their tokens, arrays of W' rows.
     """
 
     status: jax.Array
@@ -203,7 +206,7 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
     slots = jax.ShapeDtypeStruct(new.slots.shape, jnp.int32)
     run = (
         jax.jit(_run_and_report, static_argnums=(0, 1), donate_argnums=3)
-        .lower(program, slots.shape[0], params, state, orders)
+        .lower(program, _report_width(program, slots), params, state, orders)
         .compile(compiler_options=compiler_options(program.config.prefix_caching))
     )
 
@@ -219,6 +222,14 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
         activation_bytes=_temporaries(run),
         compile_seconds=time.perf_counter() - started,
     )
+
+
+def _report_width(program: Program, slots: jax.ShapeDtypeStruct) -> int:
+    """Returns of how many requests a report brings the tokens: W, or more if cheap."""
+    config = program.config
+    numbers = config.max_model_len * (2 + 2 * config.max_logprobs)
+    most = max(slots.shape[0], _REPORT_NUMBERS // numbers)
+    return min(most, config.num_requests)
 
 
 def _temporaries(compiled: Any) -> int:
