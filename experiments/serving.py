@@ -236,7 +236,8 @@ def _serve(engine, settings, workload, rate, clock, on_progress) -> dict[str, An
             pause = waiting[0].arrival * seconds - clock.now()
             time.sleep(min(max(pause, 0.0), _LONGEST_SLEEP_S))
             continue
-        steps = settings.arrival_steps if waiting else None
+        offline = engine.config.steps_per_sync_offline
+        steps = settings.arrival_steps if waiting else offline
         for output in engine.step(max_steps=steps):
             if output.finished:
                 outputs[output.request_id] = output

@@ -268,13 +268,22 @@ def write_needs(
     block = sequences.block_table[rows, jnp.where(inside, logical, 0)]
     references = pool.ref_count[block]
 
-    def copies(_) -> jax.Array:
-        same = (block[:, None] == block[None, :]) & inside[None, :]
-        writers_before = jnp.sum(same & (rows[None, :] < rows[:, None]), axis=1)
-        return inside & (references - writers_before > 1)
+    shared = inside & (references > 1)
 
-    shared = jnp.any(inside & (references > 1))
-    copying = jax.lax.cond(shared, copies, lambda _: jnp.zeros_like(inside), None)
+    def decide_first(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Decides for all rows that write to the block of the first one left."""
+        copying, left = carry
+        first = jnp.argmax(left)
+        writers = shared & (block == block[first])
+        last = jnp.max(jnp.where(writers, rows, 0))
+        in_place = references[first] == jnp.sum(writers)
+        copying |= writers & ~(in_place & (rows == last))
+        return copying, left & ~writers
+
+    # A loop over the shared blocks that are written: none in most steps, few in others.
+    copying, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[1]), decide_first, (jnp.zeros_like(inside), shared)
+    )
     return growing, copying
 
 
@@ -466,7 +475,10 @@ def release_row(
     """Drops every block of a row and empties it if `ok`; the caller has checked it."""
     row = jnp.where(ok, row, 0)
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)
-    blocks = sequences.block_table[row]
+    # Read before anything is written: XLA would else copy the tables.
+    sequences, blocks = jax.lax.optimization_barrier(
+        (sequences, sequences.block_table[row])
+    )
     pool = drop(pool, blocks, ok & (column < sequences.num_blocks[row]))
 
     def clear(values):

@@ -74,7 +74,9 @@ class EngineConfig:
         code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`.
       kv_dtype: dtype of the KV cache; None: that of the weights.
-      steps_per_sync: most steps the device runs before the host looks.
+      steps_per_sync: most steps the device runs before the host looks, while tokens are
+        streamed or looked through for stop strings, and where requests may arrive.
+      steps_per_sync_offline: the same where nothing of that is: in `generate`.
       max_stop_ids: stop token ids that a request can have, end-of-text included.
       max_logprobs: most alternatives that `SamplingParams.logprobs` may ask for.
       record: whether each step writes a row of the log (memory use, batch, events).
@@ -106,6 +108,7 @@ class EngineConfig:
     dtype: str = "float32"
     kv_dtype: str | None = None
     steps_per_sync: int = 16
+    steps_per_sync_offline: int = 256
     max_stop_ids: int = 8
     max_logprobs: int = 0
     record: bool = True
@@ -134,6 +137,7 @@ class EngineConfig:
             "token_budget",
             "min_bucket",
             "steps_per_sync",
+            "steps_per_sync_offline",
             "max_stop_ids",
             "max_n",
         ):
@@ -204,6 +208,11 @@ class EngineConfig:
         per_request = -(-self.max_model_len // self.block_size)
         return int(self.full_length_requests * per_request)
 
+    @property
+    def most_steps(self) -> int:
+        """Most steps the device runs before the host looks, whatever is served."""
+        return max(self.steps_per_sync, self.steps_per_sync_offline)
+
     def step_config(self) -> "StepConfig":
         """Returns the part of the settings that is compiled into the step."""
         paged = self.memory == "paged"
@@ -240,7 +249,7 @@ class EngineConfig:
             swaps_single=swaps_single and host_blocks > 0,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
-            log_length=self.steps_per_sync if self.record else 0,
+            log_length=self.most_steps if self.record else 0,
         )
 
 

@@ -208,13 +208,16 @@ class Engine:
         """Runs steps on the device, then returns what is new.
 
         Args:
-          max_steps: most steps to run; None: `config.steps_per_sync`.
+          max_steps: most steps to run; None: `config.steps_per_sync`. With more, up to
+            `config.steps_per_sync_offline`, the host looks less often. No more than
+            `config.steps_per_sync` are run while tokens are streamed or looked through
+            for stop strings.
 
         Returns:
           Requests that have ended, and streaming ones with new tokens.
         """
-        limit = self.config.steps_per_sync
-        steps = limit if max_steps is None else min(max_steps, limit)
+        steps = self.config.steps_per_sync if max_steps is None else max_steps
+        steps = min(steps, self.config.most_steps)
         out, self._ready = self._ready, []
         return out + self._table.step(steps)
 
@@ -279,7 +282,7 @@ class Engine:
         others = []
         wanted = set(names)
         while len(done) < len(names):
-            for output in self.step():
+            for output in self.step(self.config.steps_per_sync_offline):
                 if output.request_id not in wanted:
                     others.append(output)
                 elif output.finished:

@@ -3,15 +3,17 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax.beams import BeamState
 from paged_jax.cancel import cancel
 from paged_jax.compat import compiler_options, shape_of
+from paged_jax.requests import RequestStatus
 from paged_jax.state import EngineState, SchedulerState, has_work
 from paged_jax.step import (
     Params,
@@ -19,6 +21,40 @@ from paged_jax.step import (
     run_steps,
 )
 from paged_jax.submit import NewRequests, clear, submit
+
+# Numbers of tokens that a report may bring: 2 MiB, made in a fraction of a millisecond.
+_REPORT_NUMBERS = 2**19
+
+
+class Orders(NamedTuple):
+    """What the host asks of a run of steps.
+
+    Attributes:
+      max_steps: i32[].
+      most_ended: i32[]. See `run_steps`; R + 1 if nobody waits on the host.
+      new_log: bool[]. Whether the log has been read, and starts anew.
+      early: bool[R + 1]. Requests whose tokens are wanted though they have not ended.
+    """
+
+    max_steps: jax.Array | np.ndarray
+    most_ended: jax.Array | np.ndarray
+    new_log: jax.Array | np.ndarray
+    early: jax.Array | np.ndarray
+
+
+def make_orders(
+    num_requests: int,
+    max_steps: int,
+    *,
+    most_ended: int | None = None,
+    new_log: bool = True,
+    early: Sequence[int] = (),
+) -> Orders:
+    """Returns orders as arrays of the host; `early` are slots."""
+    marks = np.zeros(num_requests + 1, bool)
+    marks[list(early)] = True
+    most_ended = num_requests + 1 if most_ended is None else most_ended
+    return Orders(np.int32(max_steps), np.int32(most_ended), np.bool_(new_log), marks)
 
 
 class Report(NamedTuple):
@@ -33,6 +69,9 @@ class Report(NamedTuple):
       has_work: bool[]. Whether another step would do anything.
       log: f32[G, F]. The log; its first `log_count` rows are new.
       log_count: i32[].
+      slots: i32[W']. Requests that have ended or are wanted early, the first W' (W or
+        more) of them; R for padding.
+      outputs: their tokens, arrays of W' rows.
     """
 
     status: jax.Array
@@ -43,6 +82,8 @@ class Report(NamedTuple):
     has_work: jax.Array
     log: jax.Array
     log_count: jax.Array
+    slots: jax.Array
+    outputs: "Outputs"
 
 
 class Outputs(NamedTuple):
@@ -67,7 +108,7 @@ class Programs(NamedTuple):
     """Compiled functions; those that take the state donate it.
 
     Attributes:
-      run: `(params, state, max_steps) -> (state, Report)`.
+      run: `(params, state, Orders) -> (state, Report)`.
       submit: `(state, NewRequests) -> state`.
       clear: `(state, slots i32[W]) -> state`.
       cancel: `(state, slots i32[W], status i32[W]) -> state`.
@@ -85,11 +126,23 @@ class Programs(NamedTuple):
     compile_seconds: float
 
 
-def _report(state: EngineState) -> tuple[EngineState, Report]:
-    """Reads the report off, and starts a new log."""
+def _run_and_report(
+    program: Program, width: int, params: Params, state: EngineState, orders: Orders
+) -> tuple[EngineState, Report]:
+    """Runs steps, and makes the report, with the tokens of `width` requests."""
+    scheduler = state.scheduler
+    count = jnp.where(orders.new_log, 0, scheduler.log_count)
+    scheduler = dataclasses.replace(scheduler, log_count=count)
+    state = dataclasses.replace(state, scheduler=scheduler)
+    state = run_steps(program, params, state, orders.max_steps, orders.most_ended)
     scheduler = state.scheduler
     requests = scheduler.requests
-    report = Report(
+    wanted = orders.early | (requests.status >= RequestStatus.FINISHED_LENGTH)
+    (slots,) = jnp.nonzero(
+        wanted[: requests.null], size=width, fill_value=requests.null
+    )
+    slots = slots.astype(jnp.int32)
+    return state, Report(
         status=requests.status,
         length=requests.length,
         timeline=requests.timeline,
@@ -98,15 +151,9 @@ def _report(state: EngineState) -> tuple[EngineState, Report]:
         has_work=has_work(scheduler),
         log=scheduler.log,
         log_count=scheduler.log_count,
+        slots=slots,
+        outputs=_collect(state, slots),
     )
-    scheduler = dataclasses.replace(scheduler, log_count=jnp.int32(0))
-    return dataclasses.replace(state, scheduler=scheduler), report
-
-
-def _run_and_report(
-    program: Program, params: Params, state: EngineState, max_steps: jax.Array
-) -> tuple[EngineState, Report]:
-    return _report(run_steps(program, params, state, max_steps))
 
 
 def _collect(state: EngineState, slots: jax.Array) -> Outputs:
@@ -152,11 +199,14 @@ def compile_programs(
 def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
     params, state, new = jax.tree.unflatten(structure, leaves)
     started = time.perf_counter()
-    count = jax.ShapeDtypeStruct((), jnp.int32)
+    orders = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+        make_orders(program.config.num_requests, 1),
+    )
     slots = jax.ShapeDtypeStruct(new.slots.shape, jnp.int32)
     run = (
-        jax.jit(_run_and_report, static_argnums=0, donate_argnums=2)
-        .lower(program, params, state, count)
+        jax.jit(_run_and_report, static_argnums=(0, 1), donate_argnums=3)
+        .lower(program, _report_width(program, slots), params, state, orders)
         .compile(compiler_options=compiler_options(program.config.prefix_caching))
     )
 
@@ -172,6 +222,14 @@ def _compile(program: Program, leaves: tuple, structure: Any) -> Programs:
         activation_bytes=_temporaries(run),
         compile_seconds=time.perf_counter() - started,
     )
+
+
+def _report_width(program: Program, slots: jax.ShapeDtypeStruct) -> int:
+    """Returns of how many requests a report brings the tokens: W, or more if cheap."""
+    config = program.config
+    numbers = config.max_model_len * (2 + 2 * config.max_logprobs)
+    most = max(slots.shape[0], _REPORT_NUMBERS // numbers)
+    return min(most, config.num_requests)
 
 
 def _temporaries(compiled: Any) -> int:

@@ -73,7 +73,42 @@ class RequestTable:
     def step(self, steps: int) -> list[RequestOutput]:
         """Takes at most `steps` steps; returns what has ended, or streams and grew."""
         self._fill_slots()
-        return self._gather(self._device.run(steps)) if self._device.has_work else []
+        if not self._device.has_work:
+            return []
+        sequences = [s for r in self.records.values() for s in r.sequences]
+        there = [s for s in sequences if s.slot is not None]
+        early = [
+            s.slot
+            for record in self.records.values()
+            if record.read_early
+            for s in record.sequences
+            if s.slot is not None and not s.ended
+        ]
+        if early:
+            steps = min(steps, self._config.steps_per_sync)
+        elif not self._backlog:
+            steps = min(steps, max(self._enough(there), self._config.steps_per_sync))
+        report = self._device.run(
+            steps,
+            early=early,
+            most_ended=sum(s.ended for s in there) if self._backlog else None,
+        )
+        return self._gather(report)
+
+    def _enough(self, sequences: Sequence[SequenceRecord]) -> int:
+        """Returns how many steps may serve these to their ends if all fit at once.
+
+        What takes more takes another run. Too many steps would only be handed to the
+        device in vain.
+        """
+        left = [s for s in sequences if not s.ended]
+        if len(left) > self._config.max_seqs:
+            return self._config.most_steps
+        prompts = sum(s.prompt_len for s in left if s.length == s.prompt_len)
+        longest = max(
+            (s.most_left(self._config.max_model_len) for s in left), default=0
+        )
+        return prompts // self._config.token_budget + longest + 2
 
     def _fill_slots(self) -> None:
         """Moves requests from the host's queue to free slots on the device."""
@@ -106,9 +141,12 @@ class RequestTable:
             elif grown:
                 changed.append(record)
                 to_read += grown
-        outputs = self._device.collect(_slots(to_read))
-        for sequence, output in zip(to_read, outputs, strict=True):
-            sequence.take_tokens(output)
+        outputs = self._device.read_with(report)
+        missing = [s for s in _slots(to_read) if s not in outputs]
+        outputs |= zip(missing, self._device.collect(missing))
+        for sequence in to_read:
+            assert sequence.slot is not None
+            sequence.take_tokens(outputs[sequence.slot])
             self._device.stats.output_tokens -= sequence.num_dropped
         stopped = [s for s in to_read if s.ended and not s.ended_on_device]
         self._device.cancel(_slots(stopped), RequestStatus.FINISHED_STOP)

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 from paged_jax.compat import compiler_options
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
-from paged_jax.memory_managers import MANAGERS
+from paged_jax.memory_managers import MANAGERS, MemoryManager
 from paged_jax.model_forward import NoModel
+from paged_jax.state import EngineState
 from paged_jax.step import Program, run_steps
 from paged_jax.submit import NewRequest, init_state, pack_requests, submit
 
@@ -53,6 +55,28 @@ def greedy_requests(
     return new
 
 
+def model_free_program(config: EngineConfig) -> tuple[Program, Callable[..., Any]]:
+    """Returns the program without a model, and the jitted `run_steps` for it."""
+    static = dataclasses.replace(config, max_logprobs=0).step_config()
+    program = Program(static, NoModel(), MANAGERS[config.memory].on_device())
+    run = jax.jit(
+        run_steps,
+        static_argnums=0,
+        donate_argnums=2,
+        compiler_options=compiler_options(config.prefix_caching),
+    )
+    return program, run
+
+
+def model_free_state(
+    program: Program, manager: MemoryManager, static_batching: bool = False
+) -> EngineState:
+    """Returns a state with nothing in it; a slot of the cache is one number."""
+    config, dtype = program.config, jnp.dtype(jnp.float32)
+    cache = init_kv_cache(1, config.num_blocks, config.block_size, 1, 1, dtype)
+    return init_state(config, manager, cache, static_batching)
+
+
 def schedule_seconds(
     config: EngineConfig,
     lengths: Sequence[tuple[int, Sequence[int]]],
@@ -70,24 +94,15 @@ def schedule_seconds(
       lengths: as for `greedy_requests`; of as many requests as there are slots for.
       max_iterations: where a long run is cut.
     """
-    manager = MANAGERS[config.memory]
-    static = dataclasses.replace(config, record=False, max_logprobs=0).step_config()
-    program = Program(static, NoModel(), manager.on_device())
-    dtype = jnp.dtype(jnp.float32)
-    cache = init_kv_cache(1, static.num_blocks, static.block_size, 1, 1, dtype)
+    program, run = model_free_program(dataclasses.replace(config, record=False))
+    static, manager = program.config, MANAGERS[config.memory]
     sequences = itertools.accumulate(len(outputs) for _, outputs in lengths)
     count = sum(total <= config.max_requests for total in sequences)
     new = greedy_requests(config, lengths[:count])
     packed = pack_requests(static, new, config.max_requests)
-    run = jax.jit(
-        run_steps,
-        static_argnums=0,
-        donate_argnums=2,
-        compiler_options=compiler_options(config.prefix_caching),
-    )
 
     def serve() -> float:
-        state = init_state(static, manager, cache, config.batching == "static")
+        state = model_free_state(program, manager, config.batching == "static")
         state = dataclasses.replace(state, scheduler=submit(state.scheduler, packed))
         jax.block_until_ready(state)
         started = time.perf_counter()

@@ -76,6 +76,11 @@ class SequenceRecord:
         kept = self.prompt_len + len(self.output_ids)
         return 0 if self.stop_string is None else self.length - kept
 
+    def most_left(self, max_model_len: int) -> int:
+        """Returns how many tokens it may still generate, as last read."""
+        most = self.params.most_tokens(max_model_len - self.prompt_len)
+        return self.prompt_len + most - self.length
+
     def update(
         self,
         status: RequestStatus,

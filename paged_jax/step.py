@@ -16,6 +16,7 @@ from paged_jax.kv_cache import KVCache, copy_blocks, move_blocks
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.pack import pack
 from paged_jax.preempt import VictimRule, latest_arrival
+from paged_jax.requests import RequestStatus
 from paged_jax.sampling import Candidates, Samples, likeliest, sample
 from paged_jax.scheduler import Plan, schedule
 from paged_jax.state import EngineState, SchedulerState, has_work
@@ -262,6 +263,7 @@ def run_steps(
     params: Params,
     state: EngineState,
     max_steps: jax.Array,
+    most_ended: jax.Array | None = None,
     *,
     loop: LoopFn = jax.lax.while_loop,
 ) -> EngineState:
@@ -271,7 +273,10 @@ def run_steps(
       program: the static part.
       params: the model's parameters.
       state: engine's state; donate it.
-      max_steps: i32[], at most the length of the log if there is one.
+      max_steps: i32[], at most what is free of the log if there is one.
+      most_ended: i32[], if others wait for a slot on the host: the loop ends as soon as
+        no request waits on the device and more than so many slots hold one that has
+        ended.
       loop: `lax.while_loop`, or a Python loop with the same arguments for tests.
 
     Returns:
@@ -280,7 +285,13 @@ def run_steps(
 
     def goes_on(carry):
         taken, state = carry
-        return (taken < max_steps) & has_work(state.scheduler)
+        goes_on = (taken < max_steps) & has_work(state.scheduler)
+        if most_ended is not None:
+            ended = state.scheduler.requests.status >= RequestStatus.FINISHED_LENGTH
+            goes_on &= (state.scheduler.queue.count > 0) | (
+                jnp.sum(ended, dtype=jnp.int32) <= most_ended
+            )
+        return goes_on
 
     def body(carry):
         taken, state = carry

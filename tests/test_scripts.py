@@ -13,6 +13,8 @@ SCRIPTS_IN_PYTHON = (
     "bench_allocator",
     "bench_attention",
     "bench_beams",
+    "bench_schedule",
+    "bench_step",
     "equality",
     "soak",
 )
