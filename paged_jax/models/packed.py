@@ -1,7 +1,8 @@
 """Weights packed for the CPU's own products, all layers of a kernel in one array.
 
-A kernel [in, out] becomes panels [J, in, w] of w outputs each: a panel lies in memory
-in the order in which it is used. The embedding is packed as the head's kernel
+A kernel [in, out] becomes panels [J, words, w, p] of w outputs each, in words of as many
+inputs as the processor multiplies at a time: a panel lies in memory in the order in which
+it is used. The embedding is packed as the head's kernel
 [hidden, V], and a token's embedding is read from there.
 """
 
@@ -59,15 +60,16 @@ def pack_params(config: ModelConfig, params: Params) -> Params:
             are returned as they are.
 
     Returns:
-        A tree of `kernels` dtype[L, J, in, w], `vectors` dtype[L, size], `embedding`
-        and, unless tied, `head` dtype[1, J, hidden, w], and `norm` dtype[hidden].
+        A tree of `kernels` dtype[L, J, words, w, p], `vectors` dtype[L, size],
+        `embedding` and, unless tied, `head` dtype[1, J, words, w, p], and `norm`
+        dtype[hidden].
 
     Raises:
         ValueError: this machine has no products for packed weights.
     """
     if is_packed(params):
         return params
-    width = _target().panel
+    target = _target()
     layers = [params[f"layer_{i}"] for i in range(config.num_layers)]
     vectors = {}
     for name, leaf in layers[0].items():
@@ -77,37 +79,48 @@ def pack_params(config: ModelConfig, params: Params) -> Params:
                 vectors[key] = jnp.stack([layer[name][kind] for layer in layers])
     packed = {
         "kernels": {
-            name: pack_kernels([layer[name]["kernel"] for layer in layers], width)
+            name: pack_kernels([layer[name]["kernel"] for layer in layers], target)
             for name in _KERNELS
         },
         "vectors": vectors,
-        "embedding": pack_kernels([np.asarray(params["embedding"]).T], width),
+        "embedding": pack_kernels([np.asarray(params["embedding"]).T], target),
         "norm": params["norm"]["scale"],
     }
     if not config.tie_embeddings:
-        packed["head"] = pack_kernels([np.asarray(params["head"]).T], width)
+        packed["head"] = pack_kernels([np.asarray(params["head"]).T], target)
     return packed
 
 
-def pack_kernels(kernels: Sequence[jax.Array | np.ndarray], width: int) -> jax.Array:
-    """Returns dtype[L, J, in, w] of kernels [in, out], the last panel filled with 0."""
+def pack_kernels(
+    kernels: Sequence[jax.Array | np.ndarray], target: Target
+) -> jax.Array:
+    """Packs the kernels of all layers.
+
+    Args:
+        kernels: dtype[in, out] each.
+        target: the processor whose product they are for.
+
+    Returns:
+        dtype[L, J, words, w, p] for `product`, filled with zeros.
+    """
+    width, word = target.panel, target.word(str(kernels[0].dtype))
     inputs, outputs = kernels[0].shape
-    panels = -(-outputs // width)
-    packed = np.zeros((len(kernels), panels, inputs, width), kernels[0].dtype)
-    full = outputs // width
+    words, panels = -(-inputs // word), -(-outputs // width)
+    shape = len(kernels), panels, words, width, word
+    packed = np.zeros(shape, kernels[0].dtype)
     for layer, kernel in zip(packed, kernels, strict=True):
-        kernel = np.asarray(kernel)
-        in_panels = kernel[:, : full * width].reshape(inputs, full, width)
-        layer[:full] = in_panels.transpose(1, 0, 2)
-        if full < panels:
-            layer[full, :, : outputs % width] = kernel[:, full * width :]
+        fill = (0, words * word - inputs), (0, panels * width - outputs)
+        kernel = np.pad(np.asarray(kernel), fill)
+        in_panels = kernel.reshape(words, word, panels, width)
+        layer[:] = in_panels.transpose(2, 0, 3, 1)
     return jax.device_put(packed)
 
 
 class PackedWeights:
     """Packed parameters as `decoder.Weights`; only a step's real tokens are multiplied.
 
-    The rest of the step's rows are zero after a product.
+    The rest of the step's rows are zero after a product. Activations are float32
+    whatever the weights are, and rounded only where a product takes nothing else.
     """
 
     def __init__(self, config: ModelConfig, params: Params, batch: TokenBatch):
@@ -118,18 +131,19 @@ class PackedWeights:
         self._num_samples = batch.num_samples
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Returns dtype[N, hidden]; see `decoder.Weights`."""
+        """Returns f32[N, hidden]; see `decoder.Weights`."""
         width = self._target.panel
         embedding = self._params["embedding"]
-        return embedding[0, tokens // width, :, tokens % width]
+        rows = embedding[0, tokens // width, :, tokens % width]
+        return rows.reshape(len(tokens), -1)[:, : self._config.hidden_size].astype(jnp.float32)
 
     def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
-        """Returns dtype[N, out], zero past the step's tokens."""
+        """Returns f32[N, out], zero past the step's tokens."""
         c = self._config
         sizes = {"qkv": c.qkv_size, "gate_up": 2 * c.intermediate_size}
         kernel = self._params["kernels"][name]
         result = product(x, kernel, layer, self._num_tokens, target=self._target)
-        return result[:, : sizes.get(name, c.hidden_size)].astype(x.dtype)
+        return result[:, : sizes.get(name, c.hidden_size)]
 
     def vector(self, name: str, layer: int | jax.Array) -> jax.Array:
         """Returns a layer's vector of that name."""

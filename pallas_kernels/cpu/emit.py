@@ -124,3 +124,17 @@ def fma(b: ir.IRBuilder, x, y, z):
     return b.call(
         declare(b.module, f"llvm.fma.v{kind.count}f32", kind, [kind] * 3), [x, y, z]
     )
+
+
+def dot_pairs(b: ir.IRBuilder, x, y, z):
+    """Returns z + x * y, where each lane of x and y is two bfloat16 numbers.
+
+    Args:
+        b: the builder.
+        x: i32 words of two bfloat16 numbers each.
+        y: likewise.
+        z: float32; each lane gets both products of its words.
+    """
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * z.type.count}"
+    kinds = [z.type, x.type, y.type]
+    return b.call(declare(b.module, name, z.type, kinds), [z, x, y])

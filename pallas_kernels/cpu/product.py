@@ -26,9 +26,10 @@ def product(
     A row's result is the same to the bit whatever the other rows are.
 
     Args:
-        x: f32[N, in].
-        weights: dtype[L, J, in, w], panels of `w = target.panel` outputs. float32 or
-            bfloat16; sums are float32 in both.
+        x: f32[N, in], or bf16.
+        weights: dtype[L, J, words, w, p], panels of `w = target.panel` outputs, float32
+            or bfloat16, in words of `p = target.word(dtype)` inputs. Where p is above
+            1, `x` is rounded to the dtype of the weights. Sums are float32 always.
         layer: i32[], which layer.
         rows: i32[], how many rows to multiply.
         target: the processor: this machine's, or a lesser one.
@@ -39,13 +40,18 @@ def product(
     Raises:
         ValueError: the shapes do not go together.
     """
-    _, panels, inputs, width = weights.shape
-    if width != target.panel or x.shape[1] != inputs:
+    _, panels, words, width, word = weights.shape
+    expected = target.panel, target.word(str(weights.dtype))
+    if (width, word) != expected or -(-x.shape[1] // word) != words:
         raise ValueError(
             f"x {x.shape} and weights {weights.shape} do not go together: weights "
-            f"[L, J, in, {target.panel}] belong to x [N, in]"
+            "[L, J, words, {}, {}] belong to x [N, {}]".format(
+                *expected, "words" if expected[1] == 1 else f"{expected[1]} * words"
+            )
         )
-    _register(target)
+    _register(target, str(weights.dtype))
+    x = x.astype(weights.dtype if word > 1 else jnp.float32)
+    x = jnp.pad(x, ((0, 0), (0, words * word - x.shape[1])))
     columns = panels * width
     # Rows whose distance is whole memory pages meet in the same places of the core's
     # cache: a panel more keeps them apart. Longer rows would be copied by their reader.
@@ -55,23 +61,22 @@ def product(
         _name(target, str(weights.dtype)),
         jax.ShapeDtypeStruct((x.shape[0], distance), jnp.float32),
     )
-    result = call(x.astype(jnp.float32), weights, jnp.int32(layer), jnp.int32(rows))
+    result = call(x, weights, jnp.int32(layer), jnp.int32(rows))
     return result[:, :columns]
 
 
 def _name(target: Target, dtype: str) -> str:
-    return f"paged_jax_product_{target.cpu}_{target.lanes}_{dtype}"
+    kind = "_".join([dtype, *target.dots])
+    return f"paged_jax_product_{target.cpu}_{target.lanes}_{kind}"
 
 
 @functools.cache
-def _register(target: Target) -> Any:
+def _register(target: Target, dtype: str) -> Any:
     # llvmlite is only needed where its code runs.
     from llvmlite import ir
 
     from pallas_kernels.cpu import custom_call, product_ir
 
     module = ir.Module()
-    for dtype in DTYPES:
-        product_ir.build(module, target, dtype, f"product_{dtype}")
-    names = {f"product_{dtype}": _name(target, dtype) for dtype in DTYPES}
-    return custom_call.register(module, target, names)
+    product_ir.build(module, target, dtype, "product")
+    return custom_call.register(module, target, {"product": _name(target, dtype)})

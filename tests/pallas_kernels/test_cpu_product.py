@@ -12,8 +12,12 @@ from pallas_kernels.cpu import product as products
 from pallas_kernels.cpu.target import Target, host_target
 
 HOST = host_target()
-# A processor without AVX-512: its code runs on those that have it, too.
+# A processor without AVX-512: its code runs on those that have it, too. And this one
+# without what some with AVX-512 have.
 AVX2 = Target("haswell", "", lanes=8, registers=16)
+TARGETS = {"host": HOST, "avx2": AVX2}
+if HOST is not None and HOST.dots:
+    TARGETS["plain"] = HOST._replace(dots=())
 # Inputs below, at and beyond what one sum runs over; outputs of whole panels and not.
 SHAPES = ((1, 1), (7, 5), (64, 33), (385, 96), (1536, 64))
 ROWS = (1, 2, 13, 14, 15, 29, 64)
@@ -38,14 +42,19 @@ def activations(rows, inputs):
     return np.random.default_rng(rows).normal(size=(rows, inputs)).astype(np.float32)
 
 
-@pytest.mark.parametrize("target", [HOST, AVX2], ids=["host", "avx2"])
+on_each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+
+
+@on_each_target
 @pytest.mark.parametrize("dtype", products.DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_is_that_of_float64(inputs, outputs, dtype, target):
     plain = kernels(inputs, outputs, dtype)
-    packed = pack_kernels(plain, target.panel)
+    packed = pack_kernels(plain, target)
     for rows in ROWS:
         x = activations(rows, inputs)
+        if target.word(dtype) > 1:
+            x = x.astype(plain[0].dtype).astype(np.float32)
         for layer, kernel in enumerate(plain):
             exact = x.astype(np.float64) @ np.asarray(kernel, np.float64)
             result = multiply(x, packed, layer, rows, target)
@@ -54,10 +63,11 @@ def test_a_product_is_that_of_float64(inputs, outputs, dtype, target):
             assert not result[:, outputs:].any()
 
 
-@pytest.mark.parametrize("target", [HOST, AVX2], ids=["host", "avx2"])
-def test_a_row_is_the_same_alone_and_among_others_to_the_bit(target):
-    packed = pack_kernels(kernels(700, 96), target.panel)
-    x = activations(64, 700)
+@on_each_target
+@pytest.mark.parametrize("dtype", products.DTYPES)
+def test_a_row_is_the_same_alone_and_among_others_to_the_bit(dtype, target):
+    packed = pack_kernels(kernels(701, 96, dtype), target)
+    x = activations(64, 701)
     together = np.asarray(multiply(x, packed, 1, 64, target))
     for row in (0, 5, 13, 63):
         alone = multiply(x[row : row + 1], packed, 1, 1, target)
@@ -67,8 +77,9 @@ def test_a_row_is_the_same_alone_and_among_others_to_the_bit(target):
         np.testing.assert_array_equal(together[:rows], some[:rows])
 
 
-def test_rows_beyond_the_live_ones_are_zero_whatever_they_hold():
-    packed = pack_kernels(kernels(64, 96), HOST.panel)
+@pytest.mark.parametrize("dtype", products.DTYPES)
+def test_rows_beyond_the_live_ones_are_zero_whatever_they_hold(dtype):
+    packed = pack_kernels(kernels(64, 96, dtype), HOST)
     x = activations(20, 64)
     expected = np.asarray(multiply(x, packed, 0, 20))
     for rows in (0, 1, 7, 20):
@@ -81,7 +92,7 @@ def test_rows_beyond_the_live_ones_are_zero_whatever_they_hold():
 
 def test_a_loop_over_layers_copies_no_weights():
     layers = 8
-    packed = pack_kernels(kernels(128, 128, layers=layers), HOST.panel)
+    packed = pack_kernels(kernels(128, 128, layers=layers), HOST)
 
     def through_all(x, weights):
         def layer(index, x):
@@ -99,7 +110,7 @@ def test_a_loop_over_layers_copies_no_weights():
 
 
 def test_programs_that_run_at_once_share_the_threads():
-    packed = pack_kernels(kernels(576, 1536), HOST.panel)
+    packed = pack_kernels(kernels(576, 1536), HOST)
     x = activations(16, 576)
     expected = np.asarray(multiply(x, packed, 0, 16))
 
@@ -113,11 +124,23 @@ def test_programs_that_run_at_once_share_the_threads():
 
 
 def test_operands_that_do_not_go_together_are_named():
-    packed = pack_kernels(kernels(64, 96), HOST.panel)
+    packed = pack_kernels(kernels(64, 96), HOST)
     with pytest.raises(ValueError, match=r"x \(4, 65\) and weights \(3, .* 64, .*\)"):
         products.product(jnp.zeros((4, 65)), packed, 0, 4, target=HOST)
     with pytest.raises(ValueError, match="do not go together"):
-        products.product(jnp.zeros((4, 64)), packed[..., :3], 0, 4, target=HOST)
+        products.product(jnp.zeros((4, 64)), packed[..., :3, :], 0, 4, target=HOST)
+    with pytest.raises(ValueError, match="do not go together"):
+        products.product(jnp.zeros((4, 64)), packed, 0, 4, target=AVX2)
+
+
+@pytest.mark.skipif(
+    HOST is None or "bfloat16" not in HOST.dots, reason="no AVX512-BF16 here"
+)
+def test_bfloat16_weights_for_a_processor_without_its_products_are_refused():
+    plain = HOST._replace(dots=())
+    packed = pack_kernels(kernels(64, 96, "bfloat16"), plain)
+    with pytest.raises(ValueError, match=r"\[L, J, words, 32, 2\] belong to x \[N, 2"):
+        products.product(jnp.zeros((4, 64)), packed, 0, 4, target=HOST)
 
 
 def test_without_llvmlite_there_is_no_target(monkeypatch):
