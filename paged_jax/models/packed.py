@@ -16,8 +16,8 @@ from paged_jax.batch import TokenBatch
 from paged_jax.models.checkpoint import LoadedModel
 from paged_jax.models.config import ModelConfig
 from paged_jax.models.decoder import Params
-from pallas_kernels.cpu.product import product
-from pallas_kernels.cpu.target import Target, host_target
+from pallas_kernels.cpu.product import Int8Weights, product
+from pallas_kernels.cpu.target import GROUP, Target, host_target
 
 _KERNELS = ("qkv", "out", "gate_up", "down")
 
@@ -92,28 +92,54 @@ def pack_params(config: ModelConfig, params: Params) -> Params:
 
 
 def pack_kernels(
-    kernels: Sequence[jax.Array | np.ndarray], target: Target
-) -> jax.Array:
+    kernels: Sequence[jax.Array | np.ndarray], target: Target, dtype: str | None = None
+) -> jax.Array | Int8Weights:
     """Packs the kernels of all layers.
 
     Args:
         kernels: dtype[in, out] each.
         target: the processor whose product they are for.
+        dtype: "int8" to round the weights to that; None: as they are.
 
     Returns:
-        dtype[L, J, words, w, p] for `product`, filled with zeros.
+        dtype[L, J, words, w, p], or weights in int8, for `product`; filled with zeros.
     """
-    width, word = target.panel, target.word(str(kernels[0].dtype))
+    quantized = dtype == "int8"
+    stored = np.dtype(np.uint8) if quantized else np.asarray(kernels[0]).dtype
+    width, word = target.panel, target.word(dtype or stored.name)
     inputs, outputs = kernels[0].shape
-    words, panels = -(-inputs // word), -(-outputs // width)
-    shape = len(kernels), panels, words, width, word
-    packed = np.zeros(shape, kernels[0].dtype)
-    for layer, kernel in zip(packed, kernels, strict=True):
+    step = GROUP if quantized else word
+    words, panels = -(-inputs // step) * step // word, -(-outputs // width)
+    packed = np.zeros((len(kernels), panels, words, width, word), stored)
+    scales = np.zeros((len(kernels), panels, words * word // step, width), np.float32)
+    for index, kernel in enumerate(kernels):
         fill = (0, words * word - inputs), (0, panels * width - outputs)
         kernel = np.pad(np.asarray(kernel), fill)
+        if quantized:
+            kernel, of_groups = quantize(kernel)
+            in_panels = of_groups.reshape(-1, panels, width)
+            scales[index] = in_panels.transpose(1, 0, 2)
         in_panels = kernel.reshape(words, word, panels, width)
-        layer[:] = in_panels.transpose(2, 0, 3, 1)
+        packed[index] = in_panels.transpose(2, 0, 3, 1)
+    if quantized:
+        return jax.device_put(Int8Weights(packed, scales))
     return jax.device_put(packed)
+
+
+def quantize(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds a kernel to int8, with a scale for each group of inputs of an output.
+
+    Args:
+        kernel: dtype[in, out], `in` a multiple of `GROUP`.
+
+    Returns:
+        u8[in, out], 128 for 0, and scales f32[in / GROUP, out].
+    """
+    groups = kernel.astype(np.float32).reshape(-1, GROUP, kernel.shape[1])
+    scales = np.abs(groups).max(1, keepdims=True) / 127
+    scales[scales == 0] = 1
+    values = np.rint(groups / scales) + 128
+    return values.astype(np.uint8).reshape(kernel.shape), scales[:, 0]
 
 
 class PackedWeights:
@@ -134,8 +160,14 @@ class PackedWeights:
         """Returns f32[N, hidden]; see `decoder.Weights`."""
         width = self._target.panel
         embedding = self._params["embedding"]
-        rows = embedding[0, tokens // width, :, tokens % width]
-        return rows.reshape(len(tokens), -1)[:, : self._config.hidden_size].astype(jnp.float32)
+        place = 0, tokens // width, slice(None), tokens % width
+        if isinstance(embedding, Int8Weights):
+            values = embedding.values[place].reshape(len(tokens), -1, GROUP)
+            scales = embedding.scales[place]
+            rows = (values.astype(jnp.float32) - 128) * scales[..., None]
+        else:
+            rows = embedding[place].astype(jnp.float32)
+        return rows.reshape(len(tokens), -1)[:, : self._config.hidden_size]
 
     def product(self, name: str, layer: int | jax.Array, x: jax.Array) -> jax.Array:
         """Returns f32[N, out], zero past the step's tokens."""

@@ -6,6 +6,7 @@ block streams from memory in order. Nothing depends on the tokens beside it: a t
 result is the same to the bit in any batch.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -34,6 +35,7 @@ from pallas_kernels.cpu.emit import (
     on_stack,
     prefetch,
     put,
+    reduce,
     splat,
 )
 from pallas_kernels.cpu.target import Target
@@ -183,14 +185,14 @@ def _attend(
             scores = b.select(live, scores, constant(vector, _MASKED))
             of_head = b.mul(head, I64(8))
             before = get(b, top, of_head, FLOAT)
-            highest = _reduce(b, "fmax", scores)
-            highest = b.select(b.fcmp_ordered(">", highest, before), highest, before)
+            highest = reduce(b, functools.partial(_larger, b), scores)
+            highest = _larger(b, highest, before)
             put(b, top, of_head, highest)
             highest = splat(b, highest, lanes)
             share = b.select(live, _exp(b, b.fsub(scores, highest)), zeros)
             fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
             old = b.fmul(get(b, total, of_head, FLOAT), b.extract_element(fade, I32(0)))
-            put(b, total, of_head, b.fadd(old, _reduce(b, "fadd", share)))
+            put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
             _store(b, weights, share)
             place = _row(b, out, head, head_dim)
             _mix(b, lanes, head_dim, dtype, place, fade, weights, values, offsets)
@@ -300,20 +302,5 @@ def _exp(b: ir.IRBuilder, x):
     return b.fmul(value, b.bitcast(power, vector))
 
 
-def _reduce(b: ir.IRBuilder, operation: str, x):
-    """Returns the sum (`fadd`) or the largest (`fmax`) of a vector's lanes."""
-    combine = {
-        "fadd": b.fadd,
-        "fmax": lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y),
-    }[operation]
-    lanes = x.type.count
-    while lanes > 1:
-        lanes //= 2
-        low, high = (
-            ir.Constant(
-                ir.VectorType(I32, lanes), [I32(side + i) for i in range(lanes)]
-            )
-            for side in (0, lanes)
-        )
-        x = combine(b.shuffle_vector(x, x, low), b.shuffle_vector(x, x, high))
-    return b.extract_element(x, I32(0))
+def _larger(b: ir.IRBuilder, x, y):
+    return b.select(b.fcmp_ordered(">", x, y), x, y)

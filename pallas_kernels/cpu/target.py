@@ -4,6 +4,8 @@ import functools
 import importlib.util
 from typing import NamedTuple
 
+# Inputs that share a scale in int8 weights.
+GROUP = 32
 _WORD_BYTES = 4
 _SIZES = {"bfloat16": 2, "int8": 1}
 # LLVM's names of the features that have such instructions.
