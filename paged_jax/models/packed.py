@@ -1,11 +1,12 @@
 """Weights packed for the CPU's own products, all layers of a kernel in one array.
 
-A kernel [in, out] becomes panels [J, words, w, p] of w outputs each, in words of as many
-inputs as the processor multiplies at a time: a panel lies in memory in the order in which
-it is used. The embedding is packed as the head's kernel
+A kernel [in, out] becomes panels [J, words, w, p] of w outputs each, in words of the p
+inputs that the processor multiplies at a time: a panel lies in memory in the order in
+which it is used. The embedding is packed as the head's kernel
 [hidden, V], and a token's embedding is read from there.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -34,16 +35,20 @@ def _target() -> Target:
     return target
 
 
-def pack_model(model: LoadedModel, products: str = "auto") -> LoadedModel:
-    """Returns a model in the form that an engine with such `products` runs.
+def pack_model(
+    model: LoadedModel, products: str = "auto", weights_dtype: str | None = None
+) -> LoadedModel:
+    """Returns a model in the form that an engine with such settings runs.
 
     Args:
         model: the model; packed already, it is returned as it is.
         products: of `EngineConfig`.
+        weights_dtype: likewise.
     """
     if products == "xla" or not can_pack():
         return model
-    return model._replace(params=pack_params(model.config, model.params))
+    params = pack_params(model.config, model.params, weights_dtype)
+    return model._replace(params=params)
 
 
 def is_packed(params: Params) -> bool:
@@ -51,17 +56,26 @@ def is_packed(params: Params) -> bool:
     return "kernels" in params
 
 
-def pack_params(config: ModelConfig, params: Params) -> Params:
+def packed_dtype(params: Params) -> str:
+    """Returns the dtype of the weights of packed parameters."""
+    embedding = params["embedding"]
+    return "int8" if isinstance(embedding, Int8Weights) else str(embedding.dtype)
+
+
+def pack_params(
+    config: ModelConfig, params: Params, dtype: str | None = None
+) -> Params:
     """Packs a model's parameters.
 
     Args:
         config: the model's shape.
         params: the tree that `llama.param_shapes(config)` describes; packed parameters
             are returned as they are.
+        dtype: "int8" to round the weights to that; None: as they are.
 
     Returns:
-        A tree of `kernels` dtype[L, J, words, w, p], `vectors` dtype[L, size],
-        `embedding` and, unless tied, `head` dtype[1, J, words, w, p], and `norm`
+        A tree of `kernels` as `pack_kernels` makes them, `vectors` dtype[L, size],
+        `embedding` and, unless tied, `head` as kernels of one layer, and `norm`
         dtype[hidden].
 
     Raises:
@@ -69,7 +83,7 @@ def pack_params(config: ModelConfig, params: Params) -> Params:
     """
     if is_packed(params):
         return params
-    target = _target()
+    pack = functools.partial(pack_kernels, target=_target(), dtype=dtype)
     layers = [params[f"layer_{i}"] for i in range(config.num_layers)]
     vectors = {}
     for name, leaf in layers[0].items():
@@ -79,15 +93,14 @@ def pack_params(config: ModelConfig, params: Params) -> Params:
                 vectors[key] = jnp.stack([layer[name][kind] for layer in layers])
     packed = {
         "kernels": {
-            name: pack_kernels([layer[name]["kernel"] for layer in layers], target)
-            for name in _KERNELS
+            name: pack([layer[name]["kernel"] for layer in layers]) for name in _KERNELS
         },
         "vectors": vectors,
-        "embedding": pack_kernels([np.asarray(params["embedding"]).T], target),
+        "embedding": pack([np.asarray(params["embedding"]).T]),
         "norm": params["norm"]["scale"],
     }
     if not config.tie_embeddings:
-        packed["head"] = pack_kernels([np.asarray(params["head"]).T], target)
+        packed["head"] = pack([np.asarray(params["head"]).T])
     return packed
 
 

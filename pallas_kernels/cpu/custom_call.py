@@ -94,9 +94,7 @@ class Buffers(NamedTuple):
 
     def out(self, index: int = 0):
         """Returns the address of a result's elements."""
-        return get(
-            self.b, get(self.b, self.results, 8 * index, PTR), _BUFFER_DATA, PTR
-        )
+        return get(self.b, get(self.b, self.results, 8 * index, PTR), _BUFFER_DATA, PTR)
 
 
 class Work(NamedTuple):

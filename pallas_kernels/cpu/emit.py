@@ -135,14 +135,14 @@ def dot_pairs(b: ir.IRBuilder, x, y, z):
 
 
 def dot_quads(b: ir.IRBuilder, x, y, z):
-    """Returns z + x * y of int32, where each lane of x is four uint8, of y four int8."""
+    """Returns z + x * y, int32: a lane of x is four uint8, one of y four int8."""
     name = f"llvm.x86.avx512.vpdpbusd.{32 * z.type.count}"
     kinds = [z.type, x.type, y.type]
     return b.call(declare(b.module, name, z.type, kinds), [z, x, y])
 
 
 def reduce(b: ir.IRBuilder, combine: Callable[[Any, Any], Any], x):
-    """Returns one number of a vector's lanes, in halves: `combine` takes two vectors."""
+    """Returns a vector's lanes combined to one number, half with half."""
     lanes = x.type.count
     while lanes > 1:
         lanes //= 2

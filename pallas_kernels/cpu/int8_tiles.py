@@ -40,7 +40,7 @@ _WORDS = GROUP // 4
 # from, i32.
 X_BYTES = GROUP + 4 + 4
 # Steps whose weights stay in the core's first cache.
-_MAX_DEPTH = 24
+_MAX_DEPTH = 48
 _ROWS = 6
 _FEW_ROWS = 4
 
@@ -59,38 +59,40 @@ def make(module: ir.Module, target: Target, dtype: str) -> Tiles:
     line = _WORDS * word_bytes
 
     def step(b: ir.IRBuilder, tile: Operands, k, sums) -> list:
-        rows = len(sums)
+        rows, kind = len(sums), ir.VectorType(I32, lanes)
         group = b.add(tile.first, k)
         starts = [at(b, tile.x, b.mul(tile.x_stride, I64(row))) for row in range(rows)]
         groups = [at(b, start, b.mul(group, I64(GROUP))) for start in starts]
         of_scale = b.add(b.mul(tile.steps, I64(GROUP)), b.mul(group, I64(4)))
         of_start = b.add(of_scale, b.mul(tile.steps, I64(4)))
-        whole = []
-        for start in starts:
-            value = splat(b, get(b, start, of_start, I32), lanes)
-            whole.append([value, value])
+        starts_from = [
+            splat(b, get(b, start, of_start, I32), lanes) for start in starts
+        ]
         weights = at(b, tile.w, b.mul(k, I64(line)))
         ahead = b.mul(k, tile.pace)
         pace = b.udiv(tile.pace, I64(_WORDS))
-        for word in range(_WORDS):
-            kind = ir.VectorType(I32, lanes)
+        # A loop, since unrolled the code is put in an order that takes more registers
+        # than there are.
+        before = b.block
+        with counted_loop(b, I64(0), I64(_WORDS)) as word:
+            whole = [[b.phi(kind) for _ in range(2)] for _ in starts]
+            place = at(b, weights, b.mul(word, I64(word_bytes)))
             halves = [
-                b.load(
-                    at(b, weights, word * word_bytes + half * lanes * 4),
-                    typ=kind,
-                    align=4,
-                )
+                b.load(at(b, place, half * lanes * 4), typ=kind, align=4)
                 for half in range(2)
             ]
-            ask_ahead(b, tile, b.add(ahead, b.mul(pace, I64(word))), word_bytes)
-            for row in range(rows):
-                x = splat(b, get(b, groups[row], 4 * word, I32), lanes)
-                whole[row] = [
-                    dot_quads(b, half, x, value)
-                    for half, value in zip(halves, whole[row], strict=True)
-                ]
+            ask_ahead(b, tile, b.add(ahead, b.mul(pace, word)), word_bytes)
+            for row, pair in enumerate(whole):
+                x = get(b, groups[row], b.mul(word, I64(4)), I32)
+                x = splat(b, x, lanes)
+                for half, value in enumerate(pair):
+                    value.add_incoming(starts_from[row], before)
+                    pair[half] = dot_quads(b, halves[half], x, value)
+                    value.add_incoming(pair[half], b.block)
         scales = at(b, tile.scales, b.mul(group, I64(word_bytes)))
-        scales = [load_vector(b, at(b, scales, half * lanes * 4), lanes) for half in (0, 1)]
+        scales = [
+            load_vector(b, at(b, scales, half * lanes * 4), lanes) for half in (0, 1)
+        ]
         results = []
         for row in range(rows):
             factor = splat(b, get(b, starts[row], of_scale, FLOAT), lanes)
@@ -157,6 +159,11 @@ def quantize(module: ir.Module, target: Target) -> ir.Function:
                 sums = b.add(sums, rounded)
                 narrow = b.trunc(rounded, ir.VectorType(I8, lanes))
                 b.store(narrow, at(b, bytes_, part * lanes), align=1)
-            put(b, starts, b.mul(group, I64(4)), b.mul(reduce(b, b.add, sums), I32(-128)))
+            put(
+                b,
+                starts,
+                b.mul(group, I64(4)),
+                b.mul(reduce(b, b.add, sums), I32(-128)),
+            )
     b.ret_void()
     return function

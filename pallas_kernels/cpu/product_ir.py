@@ -12,7 +12,6 @@ from llvmlite import ir
 
 from pallas_kernels.cpu import custom_call, float_tiles, int8_tiles
 from pallas_kernels.cpu.emit import (
-    FLOAT,
     I32,
     I64,
     PTR,
