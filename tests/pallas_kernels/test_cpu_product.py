@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged_jax.models.packed import pack_kernels
+from paged_jax.models.packed import pack_kernels, quantize
 from pallas_kernels.cpu import product as products
-from pallas_kernels.cpu.target import Target, host_target
+from pallas_kernels.cpu.target import GROUP, Target, host_target
 
 HOST = host_target()
 # A processor without AVX-512: its code runs on those that have it, too. And this one
@@ -33,13 +33,42 @@ def multiply(x, weights, layer, rows, target=HOST):
 
 def kernels(inputs, outputs, dtype="float32", layers=3):
     rng = np.random.default_rng(inputs)
+    stored = "float32" if dtype == "int8" else dtype
     return [
-        jnp.asarray(rng.normal(size=(inputs, outputs)), dtype) for _ in range(layers)
+        jnp.asarray(rng.normal(size=(inputs, outputs)), stored) for _ in range(layers)
     ]
+
+
+def pack(plain, dtype, target=HOST):
+    return pack_kernels(plain, target, "int8" if dtype == "int8" else None)
 
 
 def activations(rows, inputs):
     return np.random.default_rng(rows).normal(size=(rows, inputs)).astype(np.float32)
+
+
+def exact(x, kernel, dtype, target):
+    """The product of what rows and weights are rounded to."""
+    kernel = np.asarray(kernel, np.float64)
+    if dtype == "int8":
+        fill = (0, -len(kernel) % GROUP), (0, 0)
+        values, scales = quantize(np.pad(kernel, fill))
+        scales = np.repeat(scales.astype(np.float64), GROUP, 0)
+        kernel = ((values - 128.0) * scales)[: len(kernel)]
+    if target.word(dtype) == 2:
+        x = x.astype(jnp.bfloat16)
+    if target.word(dtype) == 4:
+        x = in_int8(x)
+    return x.astype(np.float64) @ kernel
+
+
+def in_int8(x):
+    fill = (0, 0), (0, -x.shape[1] % GROUP)
+    groups = np.pad(x, fill).reshape(len(x), -1, GROUP)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    values = np.rint(groups * (np.float32(127) / largest))
+    values = values * (largest.astype(np.float64) / 127)
+    return values.reshape(len(x), -1)[:, : x.shape[1]]
 
 
 on_each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
@@ -50,23 +79,23 @@ on_each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_is_that_of_float64(inputs, outputs, dtype, target):
     plain = kernels(inputs, outputs, dtype)
-    packed = pack_kernels(plain, target)
+    packed = pack(plain, dtype, target)
     for rows in ROWS:
         x = activations(rows, inputs)
-        if target.word(dtype) > 1:
-            x = x.astype(plain[0].dtype).astype(np.float32)
         for layer, kernel in enumerate(plain):
-            exact = x.astype(np.float64) @ np.asarray(kernel, np.float64)
+            expected = exact(x, kernel, dtype, target)
             result = multiply(x, packed, layer, rows, target)
-            bound = 3e-7 * inputs**0.5 * (1 + np.abs(exact).max())
-            np.testing.assert_allclose(result[:, :outputs], exact, rtol=0, atol=bound)
+            bound = 3e-7 * inputs**0.5 * (1 + np.abs(expected).max())
+            np.testing.assert_allclose(
+                result[:, :outputs], expected, rtol=0, atol=bound
+            )
             assert not result[:, outputs:].any()
 
 
 @on_each_target
 @pytest.mark.parametrize("dtype", products.DTYPES)
 def test_a_row_is_the_same_alone_and_among_others_to_the_bit(dtype, target):
-    packed = pack_kernels(kernels(701, 96, dtype), target)
+    packed = pack(kernels(701, 96, dtype), dtype, target)
     x = activations(64, 701)
     together = np.asarray(multiply(x, packed, 1, 64, target))
     for row in (0, 5, 13, 63):
@@ -79,7 +108,7 @@ def test_a_row_is_the_same_alone_and_among_others_to_the_bit(dtype, target):
 
 @pytest.mark.parametrize("dtype", products.DTYPES)
 def test_rows_beyond_the_live_ones_are_zero_whatever_they_hold(dtype):
-    packed = pack_kernels(kernels(64, 96, dtype), HOST)
+    packed = pack(kernels(64, 96, dtype), dtype)
     x = activations(20, 64)
     expected = np.asarray(multiply(x, packed, 0, 20))
     for rows in (0, 1, 7, 20):
@@ -88,6 +117,35 @@ def test_rows_beyond_the_live_ones_are_zero_whatever_they_hold(dtype):
         result = np.asarray(multiply(poisoned, packed, 0, rows))
         np.testing.assert_array_equal(result[:rows], expected[:rows])
         assert not result[rows:].any()
+
+
+@pytest.mark.parametrize("dtype", products.DTYPES)
+def test_what_is_not_a_number_shows_in_its_row_alone(dtype):
+    packed = pack(kernels(70, 96, dtype), dtype)
+    x = activations(9, 70)
+    expected = np.asarray(multiply(x, packed, 0, 9))
+    x[3, 11], x[5, 69] = np.nan, np.inf
+    result = np.asarray(multiply(x, packed, 0, 9))
+    assert not np.isfinite(result[3]).any() and not np.isfinite(result[5]).any()
+    others = [row for row in range(9) if row not in (3, 5)]
+    np.testing.assert_array_equal(result[others], expected[others])
+
+
+def test_rows_of_zeros_give_zeros_in_int8():
+    packed = pack(kernels(64, 96, "int8"), "int8")
+    assert not multiply(np.zeros((3, 64), np.float32), packed, 0, 3).any()
+    packed = pack([jnp.zeros((64, 96))], "int8")
+    assert not multiply(activations(3, 64), packed, 0, 3).any()
+
+
+def test_int8_keeps_each_weight_to_half_a_unit_of_its_group():
+    (kernel,) = kernels(96, 40, layers=1)
+    kernel = np.asarray(kernel) * np.logspace(-3, 3, 40, dtype=np.float32)
+    values, scales = quantize(kernel)
+    assert values.min() >= 1  # symmetric: -127 to 127
+    scales = np.repeat(scales, GROUP, 0)
+    error = np.abs((values.astype(np.float32) - 128) * scales - kernel)
+    assert (error <= 0.5001 * scales).all()
 
 
 def test_a_loop_over_layers_copies_no_weights():
@@ -125,7 +183,9 @@ def test_programs_that_run_at_once_share_the_threads():
 
 def test_operands_that_do_not_go_together_are_named():
     packed = pack_kernels(kernels(64, 96), HOST)
-    with pytest.raises(ValueError, match=r"x \(4, 65\) and weights \(3, .* 64, .*\)"):
+    with pytest.raises(
+        ValueError, match=r"x \(4, 65\) and float32 weights \(3, .* 64, .*\)"
+    ):
         products.product(jnp.zeros((4, 65)), packed, 0, 4, target=HOST)
     with pytest.raises(ValueError, match="do not go together"):
         products.product(jnp.zeros((4, 64)), packed[..., :3, :], 0, 4, target=HOST)
@@ -133,14 +193,13 @@ def test_operands_that_do_not_go_together_are_named():
         products.product(jnp.zeros((4, 64)), packed, 0, 4, target=AVX2)
 
 
-@pytest.mark.skipif(
-    HOST is None or "bfloat16" not in HOST.dots, reason="no AVX512-BF16 here"
-)
-def test_bfloat16_weights_for_a_processor_without_its_products_are_refused():
-    plain = HOST._replace(dots=())
-    packed = pack_kernels(kernels(64, 96, "bfloat16"), plain)
-    with pytest.raises(ValueError, match=r"\[L, J, words, 32, 2\] belong to x \[N, 2"):
-        products.product(jnp.zeros((4, 64)), packed, 0, 4, target=HOST)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_weights_packed_for_another_processor_are_refused(dtype):
+    for dots, other in ((), (dtype,)), ((dtype,), ()):
+        packed = pack(kernels(64, 96, dtype), dtype, HOST._replace(dots=dots))
+        with pytest.raises(ValueError, match=f"{dtype} weights .* do not go together"):
+            target = HOST._replace(dots=other)
+            products.product(jnp.zeros((4, 64)), packed, 0, 4, target=target)
 
 
 def test_without_llvmlite_there_is_no_target(monkeypatch):
