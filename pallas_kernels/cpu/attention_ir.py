@@ -28,8 +28,11 @@ from pallas_kernels.cpu.emit import (
     counted_loop,
     declare,
     define,
+    even_and_odd,
     fma,
     get,
+    in_order,
+    load_pairs,
     load_vector,
     minimum,
     on_stack,
@@ -150,8 +153,7 @@ def _attend(
     with counted_loop(b, I64(0), heads) as head:
         put(b, top, b.mul(head, I64(8)), FLOAT(_MASKED))
         put(b, total, b.mul(head, I64(8)), FLOAT(0.0))
-        for part in range(0, head_dim, lanes):
-            _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
+        _store_row(b, _row(b, out, head, head_dim), [zeros] * (head_dim // lanes))
     with b.if_then(b.icmp_signed("<=", length, I64(0)), likely=False):
         b.ret_void()
 
@@ -193,16 +195,21 @@ def _attend(
             fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
             old = b.fmul(get(b, total, of_head, FLOAT), b.extract_element(fade, I32(0)))
             put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
-            _store(b, weights, share)
+            b.store(share, weights, align=4)
             place = _row(b, out, head, head_dim)
             _mix(b, lanes, head_dim, dtype, place, fade, weights, values, offsets)
 
     with counted_loop(b, I64(0), heads) as head:
         factor = b.fdiv(FLOAT(1.0), get(b, total, b.mul(head, I64(8)), FLOAT))
-        for part in range(0, head_dim, lanes):
-            place = at(b, _row(b, out, head, head_dim), 4 * part)
-            value = b.fmul(load_vector(b, place, lanes), splat(b, factor, lanes))
-            _store(b, place, value)
+        place = _row(b, out, head, head_dim)
+        values = [
+            b.fmul(value, splat(b, factor, lanes))
+            for value in _load_row(b, place, lanes, head_dim, "float32")
+        ]
+        if _in_pairs(lanes, head_dim, dtype):
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [value for pair in pairs for value in in_order(b, *pair)]
+        _store_row(b, place, values)
     b.ret_void()
     return function
 
@@ -211,24 +218,44 @@ def _row(b: ir.IRBuilder, base, head, head_dim: int):
     return at(b, base, b.mul(head, I64(4 * head_dim)))
 
 
-def _store(b: ir.IRBuilder, place, value) -> None:
-    b.store(value, place, align=4)
+def _in_pairs(lanes: int, head_dim: int, dtype: str) -> bool:
+    """Whether rows are read two vectors at a time, the even elements first."""
+    return dtype == "bfloat16" and head_dim % (2 * lanes) == 0
+
+
+def _load_row(b: ir.IRBuilder, place, lanes: int, head_dim: int, dtype: str) -> list:
+    """Returns the vectors of a row dtype[D] as float32, maybe in pairs."""
+    size = STORED[dtype][1]
+    if _in_pairs(lanes, head_dim, dtype):
+        return [
+            vector
+            for part in range(0, head_dim, 2 * lanes)
+            for vector in load_pairs(b, at(b, place, part * size), lanes)
+        ]
+    return [
+        load_vector(b, at(b, place, part * size), lanes, dtype)
+        for part in range(0, head_dim, lanes)
+    ]
+
+
+def _store_row(b: ir.IRBuilder, place, vectors: list) -> None:
+    for index, vector in enumerate(vectors):
+        b.store(vector, at(b, place, 4 * vector.type.count * index), align=4)
 
 
 def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offsets):
     """Returns the products of a query with the keys of a tile, one in each lane."""
-    parts = range(0, head_dim, lanes)
-    size = STORED[dtype][1]
-    query = [load_vector(b, at(b, q, 4 * part), lanes) for part in parts]
+    query = _load_row(b, q, lanes, head_dim, "float32")
+    if _in_pairs(lanes, head_dim, dtype):
+        pairs = zip(query[::2], query[1::2], strict=True)
+        query = [vector for pair in pairs for vector in even_and_odd(b, *pair)]
 
     def unsummed(lane: int):
         key = at(b, k, get(b, offsets, 8 * lane, I64))
         total = None
-        for part, factor in zip(parts, query, strict=True):
-            keys = load_vector(b, at(b, key, part * size), lanes, dtype)
-            total = (
-                b.fmul(factor, keys) if total is None else fma(b, factor, keys, total)
-            )
+        keys = _load_row(b, key, lanes, head_dim, dtype)
+        for x, y in zip(query, keys, strict=True):
+            total = b.fmul(x, y) if total is None else fma(b, x, y, total)
         return total
 
     def summed(first: int, count: int):
@@ -265,19 +292,15 @@ def _mix(
     offsets,
 ) -> None:
     """Fades what `out` f32[D] holds, and adds a tile's values by their weights."""
-    size = STORED[dtype][1]
-    parts = range(0, head_dim, lanes)
     sums: list[Any] = [
-        b.fmul(load_vector(b, at(b, out, 4 * part), lanes), fade) for part in parts
+        b.fmul(old, fade) for old in _load_row(b, out, lanes, head_dim, "float32")
     ]
     for lane in range(lanes):
         value = at(b, v, get(b, offsets, 8 * lane, I64))
         weight = splat(b, get(b, weights, 4 * lane, FLOAT), lanes)
-        for index, part in enumerate(parts):
-            values = load_vector(b, at(b, value, part * size), lanes, dtype)
-            sums[index] = fma(b, weight, values, sums[index])
-    for part, total in zip(parts, sums, strict=True):
-        _store(b, at(b, out, 4 * part), total)
+        values = _load_row(b, value, lanes, head_dim, dtype)
+        sums = [fma(b, weight, x, old) for x, old in zip(values, sums, strict=True)]
+    _store_row(b, out, sums)
 
 
 def _exp(b: ir.IRBuilder, x):
