@@ -8,7 +8,6 @@ result is the same to the bit in any batch.
 
 import functools
 import math
-from typing import Any
 
 from llvmlite import ir
 
@@ -28,11 +27,8 @@ from pallas_kernels.cpu.emit import (
     counted_loop,
     declare,
     define,
-    even_and_odd,
     fma,
     get,
-    in_order,
-    load_pairs,
     load_vector,
     minimum,
     on_stack,
@@ -56,7 +52,12 @@ _MASKED = -1e30
 
 
 def build(
-    module: ir.Module, target: Target, head_dim: int, dtype: str, name: str
+    module: ir.Module,
+    target: Target,
+    head_dim: int,
+    dtype: str,
+    together: int,
+    name: str,
 ) -> None:
     """Adds the custom call of paged attention.
 
@@ -69,10 +70,11 @@ def build(
         target: the processor.
         head_dim: D, a multiple of the lanes.
         dtype: dtype of the cache.
+        together: query heads of a KV head that are computed side by side.
         name: of the function.
     """
     size = STORED[dtype][1]
-    attend = _attend(module, target, head_dim, dtype)
+    attend = _attend(module, target, head_dim, dtype, together)
 
     def plan(call: custom_call.Buffers) -> custom_call.Work:
         b = call.b
@@ -124,7 +126,7 @@ def _entry(b: ir.IRBuilder, array, index):
 
 
 def _attend(
-    module: ir.Module, target: Target, head_dim: int, dtype: str
+    module: ir.Module, target: Target, head_dim: int, dtype: str, together: int
 ) -> ir.Function:
     """Adds the attention of one token.
 
@@ -145,7 +147,7 @@ def _attend(
     group = b.udiv(heads, kv_heads)
     slot_bytes = b.mul(kv_heads, I64(head_dim * size))
     offsets, ahead = on_stack(b, lanes), on_stack(b, lanes)
-    weights = on_stack(b, lanes)
+    weights = on_stack(b, lanes * together)
     lines = ceil_div(b, slot_bytes, I64(LINE))
     share_of_head = b.mul(ceil_div(b, lines, heads), I64(LINE))
     zeros = constant(vector, 0.0)
@@ -171,33 +173,39 @@ def _attend(
             ir.Constant(ir.VectorType(I64, lanes), [I64(i) for i in range(lanes)]),
             splat(b, b.sub(length, start), lanes),
         )
-        with counted_loop(b, I64(0), heads) as head:
+        with counted_loop(b, I64(0), heads, I64(together)) as head:
             fetched = b.mul(head, share_of_head)
             with b.if_then(b.icmp_unsigned("<", fetched, slot_bytes)):
-                stop = minimum(b, b.add(fetched, share_of_head), slot_bytes)
+                stop = b.add(fetched, b.mul(share_of_head, I64(together)))
+                stop = minimum(b, stop, slot_bytes)
                 with counted_loop(b, fetched, stop, I64(LINE)) as line:
                     for lane in range(lanes):
                         place = b.add(get(b, ahead, 8 * lane, I64), line)
                         prefetch(b, at(b, k, place))
                         prefetch(b, at(b, v, place))
-            query = _row(b, q, head, head_dim)
+            members = [b.add(head, I64(member)) for member in range(together)]
             in_slot = b.mul(b.udiv(head, group), I64(head_dim * size))
             keys, values = at(b, k, in_slot), at(b, v, in_slot)
-            scores = _scores(b, lanes, head_dim, dtype, query, keys, offsets)
-            scores = b.select(live, scores, constant(vector, _MASKED))
-            of_head = b.mul(head, I64(8))
-            before = get(b, top, of_head, FLOAT)
-            highest = reduce(b, functools.partial(_larger, b), scores)
-            highest = _larger(b, highest, before)
-            put(b, top, of_head, highest)
-            highest = splat(b, highest, lanes)
-            share = b.select(live, _exp(b, b.fsub(scores, highest)), zeros)
-            fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
-            old = b.fmul(get(b, total, of_head, FLOAT), b.extract_element(fade, I32(0)))
-            put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
-            b.store(share, weights, align=4)
-            place = _row(b, out, head, head_dim)
-            _mix(b, lanes, head_dim, dtype, place, fade, weights, values, offsets)
+            queries = [_row(b, q, member, head_dim) for member in members]
+            fades = []
+            scores = _scores(b, lanes, head_dim, dtype, queries, keys, offsets)
+            for index, (member, score) in enumerate(zip(members, scores, strict=True)):
+                score = b.select(live, score, constant(vector, _MASKED))
+                of_head = b.mul(member, I64(8))
+                before = get(b, top, of_head, FLOAT)
+                highest = reduce(b, functools.partial(_larger, b), score)
+                highest = _larger(b, highest, before)
+                put(b, top, of_head, highest)
+                highest = splat(b, highest, lanes)
+                share = b.select(live, _exp(b, b.fsub(score, highest)), zeros)
+                fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
+                old = get(b, total, of_head, FLOAT)
+                old = b.fmul(old, b.extract_element(fade, I32(0)))
+                put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
+                b.store(share, at(b, weights, 4 * lanes * index), align=4)
+                fades.append(fade)
+            places = [_row(b, out, member, head_dim) for member in members]
+            _mix(b, lanes, head_dim, dtype, places, fades, weights, values, offsets)
 
     with counted_loop(b, I64(0), heads) as head:
         factor = b.fdiv(FLOAT(1.0), get(b, total, b.mul(head, I64(8)), FLOAT))
@@ -206,9 +214,6 @@ def _attend(
             b.fmul(value, splat(b, factor, lanes))
             for value in _load_row(b, place, lanes, head_dim, "float32")
         ]
-        if _in_pairs(lanes, head_dim, dtype):
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [value for pair in pairs for value in in_order(b, *pair)]
         _store_row(b, place, values)
     b.ret_void()
     return function
@@ -218,20 +223,9 @@ def _row(b: ir.IRBuilder, base, head, head_dim: int):
     return at(b, base, b.mul(head, I64(4 * head_dim)))
 
 
-def _in_pairs(lanes: int, head_dim: int, dtype: str) -> bool:
-    """Whether rows are read two vectors at a time, the even elements first."""
-    return dtype == "bfloat16" and head_dim % (2 * lanes) == 0
-
-
 def _load_row(b: ir.IRBuilder, place, lanes: int, head_dim: int, dtype: str) -> list:
-    """Returns the vectors of a row dtype[D] as float32, maybe in pairs."""
+    """Returns the vectors of a row dtype[D] as float32."""
     size = STORED[dtype][1]
-    if _in_pairs(lanes, head_dim, dtype):
-        return [
-            vector
-            for part in range(0, head_dim, 2 * lanes)
-            for vector in load_pairs(b, at(b, place, part * size), lanes)
-        ]
     return [
         load_vector(b, at(b, place, part * size), lanes, dtype)
         for part in range(0, head_dim, lanes)
@@ -243,29 +237,40 @@ def _store_row(b: ir.IRBuilder, place, vectors: list) -> None:
         b.store(vector, at(b, place, 4 * vector.type.count * index), align=4)
 
 
-def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offsets):
-    """Returns the products of a query with the keys of a tile, one in each lane."""
-    query = _load_row(b, q, lanes, head_dim, "float32")
-    if _in_pairs(lanes, head_dim, dtype):
-        pairs = zip(query[::2], query[1::2], strict=True)
-        query = [vector for pair in pairs for vector in even_and_odd(b, *pair)]
+def _scores(
+    b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, places: list, k, offsets
+) -> list:
+    """Returns the products of queries with the keys of a tile, one in each lane.
 
-    def unsummed(lane: int):
+    Args:
+        b: the builder.
+        lanes: tokens of a tile.
+        head_dim: D.
+        dtype: of the keys.
+        places: of the queries f32[D]; there is a result for each.
+        k: where the keys' head begins.
+        offsets: of the tile's tokens, from there.
+    """
+    queries = [_load_row(b, place, lanes, head_dim, "float32") for place in places]
+
+    def unsummed(lane: int) -> list:
         key = at(b, k, get(b, offsets, 8 * lane, I64))
-        total = None
         keys = _load_row(b, key, lanes, head_dim, dtype)
-        for x, y in zip(query, keys, strict=True):
-            total = b.fmul(x, y) if total is None else fma(b, x, y, total)
-        return total
+        totals = [b.fmul(query[0], keys[0]) for query in queries]
+        for part in range(1, len(keys)):
+            totals = [
+                fma(b, query[part], keys[part], total)
+                for query, total in zip(queries, totals, strict=True)
+            ]
+        return totals
 
-    def summed(first: int, count: int):
+    def summed(first: int, count: int) -> list:
         """Returns the sums of some tokens, each spread over lanes / count lanes."""
         if count == 1:
             return unsummed(first)
         half = count // 2
-        x, y = summed(first, half), summed(first + half, half)
         width = lanes // half
-        sides = []
+        masks = []
         for side in range(2):
             picked = [
                 vector * lanes + token * width + side * (width // 2) + lane
@@ -273,9 +278,14 @@ def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offset
                 for token in range(half)
                 for lane in range(width // 2)
             ]
-            mask = ir.Constant(ir.VectorType(I32, lanes), [I32(i) for i in picked])
-            sides.append(b.shuffle_vector(x, y, mask))
-        return b.fadd(*sides)
+            kind = ir.VectorType(I32, lanes)
+            masks.append(ir.Constant(kind, [I32(i) for i in picked]))
+        return [
+            b.fadd(*(b.shuffle_vector(x, y, mask) for mask in masks))
+            for x, y in zip(
+                summed(first, half), summed(first + half, half), strict=True
+            )
+        ]
 
     return summed(0, lanes)
 
@@ -285,22 +295,26 @@ def _mix(
     lanes: int,
     head_dim: int,
     dtype: str,
-    out,
-    fade,
+    places: list,
+    fades: list,
     weights,
     v,
     offsets,
 ) -> None:
-    """Fades what `out` f32[D] holds, and adds a tile's values by their weights."""
-    sums: list[Any] = [
-        b.fmul(old, fade) for old in _load_row(b, out, lanes, head_dim, "float32")
+    """Fades what is at each place, f32[D], and adds a tile's values by its weights."""
+    sums = [
+        [b.fmul(old, fade) for old in _load_row(b, place, lanes, head_dim, "float32")]
+        for place, fade in zip(places, fades, strict=True)
     ]
     for lane in range(lanes):
         value = at(b, v, get(b, offsets, 8 * lane, I64))
-        weight = splat(b, get(b, weights, 4 * lane, FLOAT), lanes)
         values = _load_row(b, value, lanes, head_dim, dtype)
-        sums = [fma(b, weight, x, old) for x, old in zip(values, sums, strict=True)]
-    _store_row(b, out, sums)
+        for index, old in enumerate(sums):
+            weight = get(b, weights, 4 * (lanes * index + lane), FLOAT)
+            weight = splat(b, weight, lanes)
+            sums[index] = [fma(b, weight, x, y) for x, y in zip(values, old)]
+    for place, total in zip(places, sums, strict=True):
+        _store_row(b, place, total)
 
 
 def _exp(b: ir.IRBuilder, x):

@@ -119,41 +119,6 @@ def load_vector(b: ir.IRBuilder, place, lanes: int, dtype: str = "float32"):
     return value
 
 
-def load_pairs(b: ir.IRBuilder, place, lanes: int) -> tuple[Any, Any]:
-    """Returns twice so many bfloat16 elements as float32: the even and the odd ones.
-
-    Half the work of widening them in order.
-    """
-    words = ir.VectorType(I32, lanes)
-    value = b.load(place, typ=words, align=2)
-    vector = ir.VectorType(FLOAT, lanes)
-    even = b.bitcast(b.shl(value, constant(words, 16)), vector)
-    return even, b.bitcast(b.and_(value, constant(words, 0xFFFF0000)), vector)
-
-
-def even_and_odd(b: ir.IRBuilder, x, y) -> tuple[Any, Any]:
-    """Returns the even and the odd elements of two vectors in a row."""
-    return _picked(
-        b, x, y, range(0, 2 * x.type.count, 2), range(1, 2 * x.type.count, 2)
-    )
-
-
-def in_order(b: ir.IRBuilder, even, odd) -> tuple[Any, Any]:
-    """Returns the two vectors of which these are the even and the odd elements."""
-    lanes = even.type.count
-    order = [side * lanes + i for i in range(lanes) for side in range(2)]
-    return _picked(b, even, odd, order[:lanes], order[lanes:])
-
-
-def _picked(b: ir.IRBuilder, x, y, *picks):
-    return tuple(
-        b.shuffle_vector(
-            x, y, ir.Constant(ir.VectorType(I32, len(pick)), [I32(i) for i in pick])
-        )
-        for pick in picks
-    )
-
-
 def fma(b: ir.IRBuilder, x, y, z):
     """Returns x * y + z of vectors, rounded once."""
     kind = z.type
