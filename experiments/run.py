@@ -198,10 +198,11 @@ class Experiment:
 
     def _model(self, cell: Cell) -> Any:
         engine = cell.engine
-        key = cell.model, engine.dtype, engine.products
+        packing = engine.products, engine.weights_dtype
+        key = cell.model, engine.dtype, packing
         if key not in self._models:
             model = load_model(cell.model, engine.dtype)
-            self._models = {key: pack_model(model, engine.products)}
+            self._models = {key: pack_model(model, *packing)}
         return self._models[key]
 
     def _workload(self, cell: Cell, model: Any) -> Workload:

@@ -13,6 +13,7 @@ PREEMPTION = ("auto", "recompute", "swap")
 ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
+WEIGHTS_DTYPES = ("int8",)
 KV_DTYPES = ("float32", "bfloat16", "float16")
 MAX_BEAM_WIDTH = 16
 
@@ -72,7 +73,11 @@ class EngineConfig:
         `auto`: `cpu` where it takes the model, else `xla`.
       products: what multiplies with the weights: `auto`, which packs them for our own
         code on CPUs that it is for, or `xla`.
-      dtype: dtype of weights and activations: `float32` or `bfloat16`.
+      dtype: dtype of weights and activations: `float32` or `bfloat16`. Products of our
+        own keep activations in float32, and round them only to multiply.
+      weights_dtype: `int8` rounds the weights to that, with a scale for each 32 inputs
+        of an output, and the inputs likewise where the processor multiplies int8;
+        needs products of our own. None: as `dtype` says.
       kv_dtype: dtype of the KV cache; None: that of the weights.
       steps_per_sync: most steps the device runs before the host looks, while tokens are
         streamed or looked through for stop strings, and where requests may arrive.
@@ -106,6 +111,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     products: str = "auto"
     dtype: str = "float32"
+    weights_dtype: str | None = None
     kv_dtype: str | None = None
     steps_per_sync: int = 16
     steps_per_sync_offline: int = 256
@@ -123,6 +129,14 @@ class EngineConfig:
         _check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_choice("products", self.products, PRODUCTS)
         _check_choice("dtype", self.dtype, DTYPES)
+        if self.weights_dtype is not None:
+            _check_choice("weights_dtype", self.weights_dtype, WEIGHTS_DTYPES)
+            if self.products == "xla":
+                raise ConfigError(
+                    f"weights_dtype is {self.weights_dtype} and products is xla, which "
+                    "multiplies in dtype only; set products to auto or weights_dtype "
+                    "to None"
+                )
         if self.kv_dtype is not None:
             _check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)
         size = self.block_size

@@ -66,8 +66,8 @@ class Engine:
           ConfigError: a setting that does not go with the model.
         """
         self.config = config = config or EngineConfig()
-        check_model(config, model.config)
-        self.model = model = pack_model(model, config.products)
+        check_model(config, model)
+        self.model = model = pack_model(model, config.products, config.weights_dtype)
         self.tokenizer = model.tokenizer
         if not 0 <= seed <= MAX_SEED:
             raise ConfigError(f"seed is {seed}; it must be from 0 to {MAX_SEED}")

@@ -1,23 +1,37 @@
 """Checks that an engine's settings go with a model, before anything is compiled."""
 
 from paged_jax.config import ConfigError, EngineConfig
-from paged_jax.models.config import ModelConfig
+from paged_jax.models.checkpoint import LoadedModel
+from paged_jax.models.packed import can_pack, is_packed, packed_dtype
 from pallas_kernels.cpu.attention import obstacle
 from pallas_kernels.limits import check_pallas
 
 
-def check_model(config: EngineConfig, model: ModelConfig) -> None:
+def check_model(config: EngineConfig, loaded: LoadedModel) -> None:
     """Raises ConfigError, with one line, for a setting that the model does not allow.
 
     Args:
       config: the engine's settings.
-      model: the model's shape.
+      loaded: the model.
     """
+    model = loaded.config
     if config.dtype != model.dtype:
         raise ConfigError(
             f"dtype is {config.dtype} and the model was loaded as {model.dtype}; load "
             "it with that dtype"
         )
+    if config.weights_dtype is not None and not can_pack():
+        raise ConfigError(
+            f"weights_dtype is {config.weights_dtype}, which needs an x86 CPU with "
+            "AVX2 and the package llvmlite, and jax on that CPU; set it to None"
+        )
+    if is_packed(loaded.params):
+        packed_as, asked = packed_dtype(loaded.params), config.weights_dtype
+        if packed_as != (asked or config.dtype):
+            raise ConfigError(
+                f"weights_dtype is {asked} and the model's weights were packed as "
+                f"{packed_as}; pack them with that dtype"
+            )
     if config.max_model_len > model.context_length:
         raise ConfigError(
             f"max_model_len is {config.max_model_len} and the model was made for "

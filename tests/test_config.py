@@ -30,6 +30,16 @@ REFUSED = [
     ),
     ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16"),
     (
+        {"weights_dtype": "int4"},
+        "weights_dtype is 'int4'; it must be one of int8",
+    ),
+    ({"weights_dtype": 8}, "weights_dtype is 8; it must be text or None"),
+    (
+        {"weights_dtype": "int8", "products": "xla"},
+        "weights_dtype is int8 and products is xla, which multiplies in dtype only; "
+        "set products to auto or weights_dtype to None",
+    ),
+    (
         {"kv_dtype": "float8"},
         "kv_dtype is 'float8'; it must be one of float32, bfloat16, float16",
     ),

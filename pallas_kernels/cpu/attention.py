@@ -70,9 +70,11 @@ def paged_attention_cpu(
     assert target is not None
     while head_dim % target.lanes:
         target = target._replace(lanes=target.lanes // 2)
-    _register(target, head_dim, kv_dtype)
+    together = _heads_together(target, head_dim, q.shape[1] // k_cache.shape[3])
+    _register(target, head_dim, kv_dtype, together)
     call = jax.ffi.ffi_call(
-        _name(target, head_dim, kv_dtype), jax.ShapeDtypeStruct(q.shape, jnp.float32)
+        _name(target, head_dim, kv_dtype, together),
+        jax.ShapeDtypeStruct(q.shape, jnp.float32),
     )
     out = call(
         q.astype(jnp.float32) * scale,
@@ -87,18 +89,29 @@ def paged_attention_cpu(
     return out.astype(q.dtype)
 
 
-def _name(target: Target, head_dim: int, dtype: str) -> str:
-    return f"paged_jax_attention_{target.cpu}_{target.lanes}_{head_dim}_{dtype}"
+def _heads_together(target: Target, head_dim: int, group: int) -> int:
+    """Returns how many query heads of a KV head are computed side by side.
+
+    Side by side they wait less on each other's results; their sums must fit in half of
+    the registers.
+    """
+    most = max(1, target.registers // 2 // (head_dim // target.lanes))
+    return max(size for size in range(1, most + 1) if group % size == 0)
+
+
+def _name(target: Target, head_dim: int, dtype: str, together: int) -> str:
+    kind = f"{head_dim}_{dtype}_{together}"
+    return f"paged_jax_attention_{target.cpu}_{target.lanes}_{kind}"
 
 
 @functools.cache
-def _register(target: Target, head_dim: int, dtype: str) -> Any:
+def _register(target: Target, head_dim: int, dtype: str, together: int) -> Any:
     # llvmlite is only needed where its code runs.
     from llvmlite import ir
 
     from pallas_kernels.cpu import attention_ir, custom_call
 
     module = ir.Module()
-    attention_ir.build(module, target, head_dim, dtype, "attention")
-    names = {"attention": _name(target, head_dim, dtype)}
+    attention_ir.build(module, target, head_dim, dtype, together, "attention")
+    names = {"attention": _name(target, head_dim, dtype, together)}
     return custom_call.register(module, target, names)

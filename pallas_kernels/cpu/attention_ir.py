@@ -6,8 +6,8 @@ block streams from memory in order. Nothing depends on the tokens beside it: a t
 result is the same to the bit in any batch.
 """
 
+import functools
 import math
-from typing import Any
 
 from llvmlite import ir
 
@@ -34,6 +34,7 @@ from pallas_kernels.cpu.emit import (
     on_stack,
     prefetch,
     put,
+    reduce,
     splat,
 )
 from pallas_kernels.cpu.target import Target
@@ -51,7 +52,12 @@ _MASKED = -1e30
 
 
 def build(
-    module: ir.Module, target: Target, head_dim: int, dtype: str, name: str
+    module: ir.Module,
+    target: Target,
+    head_dim: int,
+    dtype: str,
+    together: int,
+    name: str,
 ) -> None:
     """Adds the custom call of paged attention.
 
@@ -64,10 +70,11 @@ def build(
         target: the processor.
         head_dim: D, a multiple of the lanes.
         dtype: dtype of the cache.
+        together: query heads of a KV head that are computed side by side.
         name: of the function.
     """
     size = STORED[dtype][1]
-    attend = _attend(module, target, head_dim, dtype)
+    attend = _attend(module, target, head_dim, dtype, together)
 
     def plan(call: custom_call.Buffers) -> custom_call.Work:
         b = call.b
@@ -119,7 +126,7 @@ def _entry(b: ir.IRBuilder, array, index):
 
 
 def _attend(
-    module: ir.Module, target: Target, head_dim: int, dtype: str
+    module: ir.Module, target: Target, head_dim: int, dtype: str, together: int
 ) -> ir.Function:
     """Adds the attention of one token.
 
@@ -140,7 +147,7 @@ def _attend(
     group = b.udiv(heads, kv_heads)
     slot_bytes = b.mul(kv_heads, I64(head_dim * size))
     offsets, ahead = on_stack(b, lanes), on_stack(b, lanes)
-    weights = on_stack(b, lanes)
+    weights = on_stack(b, lanes * together)
     lines = ceil_div(b, slot_bytes, I64(LINE))
     share_of_head = b.mul(ceil_div(b, lines, heads), I64(LINE))
     zeros = constant(vector, 0.0)
@@ -148,8 +155,7 @@ def _attend(
     with counted_loop(b, I64(0), heads) as head:
         put(b, top, b.mul(head, I64(8)), FLOAT(_MASKED))
         put(b, total, b.mul(head, I64(8)), FLOAT(0.0))
-        for part in range(0, head_dim, lanes):
-            _store(b, at(b, _row(b, out, head, head_dim), 4 * part), zeros)
+        _store_row(b, _row(b, out, head, head_dim), [zeros] * (head_dim // lanes))
     with b.if_then(b.icmp_signed("<=", length, I64(0)), likely=False):
         b.ret_void()
 
@@ -167,40 +173,48 @@ def _attend(
             ir.Constant(ir.VectorType(I64, lanes), [I64(i) for i in range(lanes)]),
             splat(b, b.sub(length, start), lanes),
         )
-        with counted_loop(b, I64(0), heads) as head:
+        with counted_loop(b, I64(0), heads, I64(together)) as head:
             fetched = b.mul(head, share_of_head)
             with b.if_then(b.icmp_unsigned("<", fetched, slot_bytes)):
-                stop = minimum(b, b.add(fetched, share_of_head), slot_bytes)
+                stop = b.add(fetched, b.mul(share_of_head, I64(together)))
+                stop = minimum(b, stop, slot_bytes)
                 with counted_loop(b, fetched, stop, I64(LINE)) as line:
                     for lane in range(lanes):
                         place = b.add(get(b, ahead, 8 * lane, I64), line)
                         prefetch(b, at(b, k, place))
                         prefetch(b, at(b, v, place))
-            query = _row(b, q, head, head_dim)
+            members = [b.add(head, I64(member)) for member in range(together)]
             in_slot = b.mul(b.udiv(head, group), I64(head_dim * size))
             keys, values = at(b, k, in_slot), at(b, v, in_slot)
-            scores = _scores(b, lanes, head_dim, dtype, query, keys, offsets)
-            scores = b.select(live, scores, constant(vector, _MASKED))
-            of_head = b.mul(head, I64(8))
-            before = get(b, top, of_head, FLOAT)
-            highest = _reduce(b, "fmax", scores)
-            highest = b.select(b.fcmp_ordered(">", highest, before), highest, before)
-            put(b, top, of_head, highest)
-            highest = splat(b, highest, lanes)
-            share = b.select(live, _exp(b, b.fsub(scores, highest)), zeros)
-            fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
-            old = b.fmul(get(b, total, of_head, FLOAT), b.extract_element(fade, I32(0)))
-            put(b, total, of_head, b.fadd(old, _reduce(b, "fadd", share)))
-            _store(b, weights, share)
-            place = _row(b, out, head, head_dim)
-            _mix(b, lanes, head_dim, dtype, place, fade, weights, values, offsets)
+            queries = [_row(b, q, member, head_dim) for member in members]
+            fades = []
+            scores = _scores(b, lanes, head_dim, dtype, queries, keys, offsets)
+            for index, (member, score) in enumerate(zip(members, scores, strict=True)):
+                score = b.select(live, score, constant(vector, _MASKED))
+                of_head = b.mul(member, I64(8))
+                before = get(b, top, of_head, FLOAT)
+                highest = reduce(b, functools.partial(_larger, b), score)
+                highest = _larger(b, highest, before)
+                put(b, top, of_head, highest)
+                highest = splat(b, highest, lanes)
+                share = b.select(live, _exp(b, b.fsub(score, highest)), zeros)
+                fade = _exp(b, b.fsub(splat(b, before, lanes), highest))
+                old = get(b, total, of_head, FLOAT)
+                old = b.fmul(old, b.extract_element(fade, I32(0)))
+                put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
+                b.store(share, at(b, weights, 4 * lanes * index), align=4)
+                fades.append(fade)
+            places = [_row(b, out, member, head_dim) for member in members]
+            _mix(b, lanes, head_dim, dtype, places, fades, weights, values, offsets)
 
     with counted_loop(b, I64(0), heads) as head:
         factor = b.fdiv(FLOAT(1.0), get(b, total, b.mul(head, I64(8)), FLOAT))
-        for part in range(0, head_dim, lanes):
-            place = at(b, _row(b, out, head, head_dim), 4 * part)
-            value = b.fmul(load_vector(b, place, lanes), splat(b, factor, lanes))
-            _store(b, place, value)
+        place = _row(b, out, head, head_dim)
+        values = [
+            b.fmul(value, splat(b, factor, lanes))
+            for value in _load_row(b, place, lanes, head_dim, "float32")
+        ]
+        _store_row(b, place, values)
     b.ret_void()
     return function
 
@@ -209,34 +223,54 @@ def _row(b: ir.IRBuilder, base, head, head_dim: int):
     return at(b, base, b.mul(head, I64(4 * head_dim)))
 
 
-def _store(b: ir.IRBuilder, place, value) -> None:
-    b.store(value, place, align=4)
-
-
-def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offsets):
-    """Returns the products of a query with the keys of a tile, one in each lane."""
-    parts = range(0, head_dim, lanes)
+def _load_row(b: ir.IRBuilder, place, lanes: int, head_dim: int, dtype: str) -> list:
+    """Returns the vectors of a row dtype[D] as float32."""
     size = STORED[dtype][1]
-    query = [load_vector(b, at(b, q, 4 * part), lanes) for part in parts]
+    return [
+        load_vector(b, at(b, place, part * size), lanes, dtype)
+        for part in range(0, head_dim, lanes)
+    ]
 
-    def unsummed(lane: int):
+
+def _store_row(b: ir.IRBuilder, place, vectors: list) -> None:
+    for index, vector in enumerate(vectors):
+        b.store(vector, at(b, place, 4 * vector.type.count * index), align=4)
+
+
+def _scores(
+    b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, places: list, k, offsets
+) -> list:
+    """Returns the products of queries with the keys of a tile, one in each lane.
+
+    Args:
+        b: the builder.
+        lanes: tokens of a tile.
+        head_dim: D.
+        dtype: of the keys.
+        places: of the queries f32[D]; there is a result for each.
+        k: where the keys' head begins.
+        offsets: of the tile's tokens, from there.
+    """
+    queries = [_load_row(b, place, lanes, head_dim, "float32") for place in places]
+
+    def unsummed(lane: int) -> list:
         key = at(b, k, get(b, offsets, 8 * lane, I64))
-        total = None
-        for part, factor in zip(parts, query, strict=True):
-            keys = load_vector(b, at(b, key, part * size), lanes, dtype)
-            total = (
-                b.fmul(factor, keys) if total is None else fma(b, factor, keys, total)
-            )
-        return total
+        keys = _load_row(b, key, lanes, head_dim, dtype)
+        totals = [b.fmul(query[0], keys[0]) for query in queries]
+        for part in range(1, len(keys)):
+            totals = [
+                fma(b, query[part], keys[part], total)
+                for query, total in zip(queries, totals, strict=True)
+            ]
+        return totals
 
-    def summed(first: int, count: int):
+    def summed(first: int, count: int) -> list:
         """Returns the sums of some tokens, each spread over lanes / count lanes."""
         if count == 1:
             return unsummed(first)
         half = count // 2
-        x, y = summed(first, half), summed(first + half, half)
         width = lanes // half
-        sides = []
+        masks = []
         for side in range(2):
             picked = [
                 vector * lanes + token * width + side * (width // 2) + lane
@@ -244,9 +278,14 @@ def _scores(b: ir.IRBuilder, lanes: int, head_dim: int, dtype: str, q, k, offset
                 for token in range(half)
                 for lane in range(width // 2)
             ]
-            mask = ir.Constant(ir.VectorType(I32, lanes), [I32(i) for i in picked])
-            sides.append(b.shuffle_vector(x, y, mask))
-        return b.fadd(*sides)
+            kind = ir.VectorType(I32, lanes)
+            masks.append(ir.Constant(kind, [I32(i) for i in picked]))
+        return [
+            b.fadd(*(b.shuffle_vector(x, y, mask) for mask in masks))
+            for x, y in zip(
+                summed(first, half), summed(first + half, half), strict=True
+            )
+        ]
 
     return summed(0, lanes)
 
@@ -256,26 +295,26 @@ def _mix(
     lanes: int,
     head_dim: int,
     dtype: str,
-    out,
-    fade,
+    places: list,
+    fades: list,
     weights,
     v,
     offsets,
 ) -> None:
-    """Fades what `out` f32[D] holds, and adds a tile's values by their weights."""
-    size = STORED[dtype][1]
-    parts = range(0, head_dim, lanes)
-    sums: list[Any] = [
-        b.fmul(load_vector(b, at(b, out, 4 * part), lanes), fade) for part in parts
+    """Fades what is at each place, f32[D], and adds a tile's values by its weights."""
+    sums = [
+        [b.fmul(old, fade) for old in _load_row(b, place, lanes, head_dim, "float32")]
+        for place, fade in zip(places, fades, strict=True)
     ]
     for lane in range(lanes):
         value = at(b, v, get(b, offsets, 8 * lane, I64))
-        weight = splat(b, get(b, weights, 4 * lane, FLOAT), lanes)
-        for index, part in enumerate(parts):
-            values = load_vector(b, at(b, value, part * size), lanes, dtype)
-            sums[index] = fma(b, weight, values, sums[index])
-    for part, total in zip(parts, sums, strict=True):
-        _store(b, at(b, out, 4 * part), total)
+        values = _load_row(b, value, lanes, head_dim, dtype)
+        for index, old in enumerate(sums):
+            weight = get(b, weights, 4 * (lanes * index + lane), FLOAT)
+            weight = splat(b, weight, lanes)
+            sums[index] = [fma(b, weight, x, y) for x, y in zip(values, old)]
+    for place, total in zip(places, sums, strict=True):
+        _store_row(b, place, total)
 
 
 def _exp(b: ir.IRBuilder, x):
@@ -300,20 +339,5 @@ def _exp(b: ir.IRBuilder, x):
     return b.fmul(value, b.bitcast(power, vector))
 
 
-def _reduce(b: ir.IRBuilder, operation: str, x):
-    """Returns the sum (`fadd`) or the largest (`fmax`) of a vector's lanes."""
-    combine = {
-        "fadd": b.fadd,
-        "fmax": lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y),
-    }[operation]
-    lanes = x.type.count
-    while lanes > 1:
-        lanes //= 2
-        low, high = (
-            ir.Constant(
-                ir.VectorType(I32, lanes), [I32(side + i) for i in range(lanes)]
-            )
-            for side in (0, lanes)
-        )
-        x = combine(b.shuffle_vector(x, x, low), b.shuffle_vector(x, x, high))
-    return b.extract_element(x, I32(0))
+def _larger(b: ir.IRBuilder, x, y):
+    return b.select(b.fcmp_ordered(">", x, y), x, y)

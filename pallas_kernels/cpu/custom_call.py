@@ -60,17 +60,17 @@ _HOLDERS, _NEXT, _DONE, _ITEMS, _LARGE, _PORTION, _WORDS = (
 
 
 class Buffers(NamedTuple):
-    """The operands and the result of a call, while its code is built.
+    """The operands and the results of a call, while its code is built.
 
     Attributes:
         b: the builder.
         operands: address of the array of operands.
-        result: address of the one result.
+        results: address of the array of results.
     """
 
     b: ir.IRBuilder
     operands: Any
-    result: Any
+    results: Any
 
     def data(self, index: int):
         """Returns the address of an operand's elements."""
@@ -88,12 +88,13 @@ class Buffers(NamedTuple):
         return self.b.sext(get(self.b, self.data(index), 0, I32), I64)
 
     def result_dim(self, axis: int):
-        """Returns the size of an axis of the result, an i64."""
-        return get(self.b, get(self.b, self.result, _BUFFER_DIMS, PTR), 8 * axis, I64)
+        """Returns the size of an axis of the first result, an i64."""
+        result = get(self.b, self.results, 0, PTR)
+        return get(self.b, get(self.b, result, _BUFFER_DIMS, PTR), 8 * axis, I64)
 
-    def out(self):
-        """Returns the address of the result's elements."""
-        return get(self.b, self.result, _BUFFER_DATA, PTR)
+    def out(self, index: int = 0):
+        """Returns the address of a result's elements."""
+        return get(self.b, get(self.b, self.results, 8 * index, PTR), _BUFFER_DATA, PTR)
 
 
 class Work(NamedTuple):
@@ -132,8 +133,10 @@ def build(module: ir.Module, name: str, plan: PlanFn, item: ItemFn) -> None:
     b = ir.IRBuilder(function.append_basic_block())
     _answer_metadata(b, frame)
 
-    result = get(b, get(b, frame, _FRAME_RESULTS, PTR), 0, PTR)
-    work = plan(Buffers(b, get(b, frame, _FRAME_OPERANDS, PTR), result))
+    operands, results = (
+        get(b, frame, place, PTR) for place in (_FRAME_OPERANDS, _FRAME_RESULTS)
+    )
+    work = plan(Buffers(b, operands, results))
     with b.if_then(b.icmp_unsigned("==", work.items, I64(0)), likely=False):
         b.ret(NULL)
 

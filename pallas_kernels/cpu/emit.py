@@ -1,7 +1,8 @@
 """Small pieces of LLVM IR that the kernels are put together from."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from llvmlite import ir
 
@@ -124,3 +125,32 @@ def fma(b: ir.IRBuilder, x, y, z):
     return b.call(
         declare(b.module, f"llvm.fma.v{kind.count}f32", kind, [kind] * 3), [x, y, z]
     )
+
+
+def dot_pairs(b: ir.IRBuilder, x, y, z):
+    """Returns z + x * y, where each lane of x and y is two bfloat16 numbers."""
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * z.type.count}"
+    kinds = [z.type, x.type, y.type]
+    return b.call(declare(b.module, name, z.type, kinds), [z, x, y])
+
+
+def dot_quads(b: ir.IRBuilder, x, y, z):
+    """Returns z + x * y, int32: a lane of x is four uint8, one of y four int8."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * z.type.count}"
+    kinds = [z.type, x.type, y.type]
+    return b.call(declare(b.module, name, z.type, kinds), [z, x, y])
+
+
+def reduce(b: ir.IRBuilder, combine: Callable[[Any, Any], Any], x):
+    """Returns a vector's lanes combined to one number, half with half."""
+    lanes = x.type.count
+    while lanes > 1:
+        lanes //= 2
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, lanes), [I32(side + i) for i in range(lanes)]
+            )
+            for side in (0, lanes)
+        )
+        x = combine(b.shuffle_vector(x, x, low), b.shuffle_vector(x, x, high))
+    return b.extract_element(x, I32(0))

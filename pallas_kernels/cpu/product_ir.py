@@ -6,34 +6,26 @@ panel as the registers hold sums for. A row's result does not depend on the rows
 it, to the bit: each sum runs over the same terms in the same order.
 """
 
+from typing import Any
+
 from llvmlite import ir
 
-from pallas_kernels.cpu import custom_call
+from pallas_kernels.cpu import custom_call, float_tiles, int8_tiles
 from pallas_kernels.cpu.emit import (
-    FLOAT,
-    I1,
     I32,
     I64,
-    LINE,
     PTR,
-    STORED,
     VOID,
     at,
     ceil_div,
-    constant,
     counted_loop,
     declare,
     define,
-    fma,
-    load_vector,
     minimum,
-    prefetch,
-    splat,
 )
 from pallas_kernels.cpu.target import Target
+from pallas_kernels.cpu.tiles import Tiles
 
-# Sums run over so many inputs at most, then add up: long float32 sums stray.
-_MAX_DEPTH = 384
 # Few: long reads in order are what memory is best at.
 _PORTIONS = 2
 
@@ -41,9 +33,11 @@ _PORTIONS = 2
 def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
     """Adds the custom call of a product.
 
-    Its operands are x f32[size, inputs], w dtype[layers, panels, inputs, panel], layer
-    i32[] and rows i32[]; its result f32[size, columns] holds the product in its first
-    `panels * panel` columns, and zeros from row `rows` on.
+    Its operands are x[size, inputs], w dtype[layers, panels, words, panel, word], for
+    int8 also scales f32[layers, panels, groups, panel], layer i32[] and rows i32[]. Its
+    result f32[size, columns] holds the product in its first `panels * panel` columns,
+    and zeros from row `rows` on. For int8 dot products there is a second result, room
+    for the rows in int8.
 
     Args:
         module: the module.
@@ -51,130 +45,89 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
         dtype: dtype of the weights.
         name: of the function.
     """
-    panel_product = _panel_product(module, target, dtype)
-    size = STORED[dtype][1]
+    quantized = dtype == "int8"
+    dots = dtype in target.dots
+    make = int8_tiles.make if quantized and dots else float_tiles.make
+    tiles = make(module, target, dtype)
+    panel_product = _panel_product(module, target, tiles)
 
     def plan(call: custom_call.Buffers) -> custom_call.Work:
         b = call.b
-        inputs, panels = call.dim(0, 1), call.dim(1, 1)
-        panel_bytes = b.mul(inputs, I64(target.panel * size))
-        layer = b.mul(b.mul(call.scalar(2), panels), panel_bytes)
-        rows = minimum(b, call.scalar(3), call.dim(0, 0))
-        stride = call.result_dim(1)
-        row_bytes = b.mul(stride, I64(4))
+        panels = call.dim(1, 1)
+        steps = b.udiv(call.dim(1, 2), I64(tiles.words))
+        layer, rows = call.scalar(2 + quantized), call.scalar(3 + quantized)
+        first = b.mul(layer, panels)
+        weights = at(b, call.data(1), b.mul(first, b.mul(steps, I64(tiles.line))))
+        scales, scale_bytes = weights, I64(0)
+        if quantized:
+            scale_bytes = b.mul(call.dim(2, 2), I64(4 * target.panel))
+            scales = at(b, call.data(2), b.mul(first, scale_bytes))
+        rows = minimum(b, rows, call.dim(0, 0))
+        stride = b.mul(call.result_dim(1), I64(4))
         memset = declare(module, "memset", PTR, [PTR, I32, I64])
-        rest = b.mul(b.sub(call.dim(0, 0), rows), row_bytes)
-        b.call(memset, [at(b, call.out(), b.mul(rows, row_bytes)), I32(0), rest])
-        work = b.mul(b.mul(rows, inputs), b.mul(panels, I64(target.panel)))
+        rest = b.mul(b.sub(call.dim(0, 0), rows), stride)
+        b.call(memset, [at(b, call.out(), b.mul(rows, stride)), I32(0), rest])
+        x, x_stride = call.data(0), b.mul(steps, I64(tiles.x_bytes))
+        if quantized and dots:
+            x = call.out(1)
+            quantize = int8_tiles.quantize(module, target)
+            b.call(quantize, [call.data(0), x, rows, steps])
+        work = b.mul(b.mul(rows, steps), b.mul(panels, I64(tiles.words * target.panel)))
         items = b.select(b.icmp_unsigned("==", rows, I64(0)), I64(0), panels)
-        weights = at(b, call.data(1), layer)
-        words = call.data(0), weights, call.out(), rows, inputs, stride
-        return custom_call.Work(items, work, _PORTIONS, words)
+        shared = x, weights, scales, call.out(), rows, steps, x_stride, stride
+        return custom_call.Work(items, work, _PORTIONS, (*shared, scale_bytes))
 
-    def item(b: ir.IRBuilder, words, index) -> None:
-        x, w, out, rows, inputs, stride = words
-        weights = at(b, w, b.mul(index, b.mul(inputs, I64(target.panel * size))))
-        place = at(b, out, b.mul(index, I64(target.panel * 4)))
-        b.call(panel_product, [x, weights, place, rows, inputs, stride])
+    def item(b: ir.IRBuilder, shared, index) -> None:
+        x, w, scales, out, rows, steps, x_stride, stride, scale_bytes = shared
+        w = at(b, w, b.mul(index, b.mul(steps, I64(tiles.line))))
+        scales = at(b, scales, b.mul(index, scale_bytes))
+        out = at(b, out, b.mul(index, I64(target.panel * 4)))
+        b.call(panel_product, [x, w, scales, out, rows, steps, x_stride, stride])
 
     custom_call.build(module, name, plan, item)
 
 
-def _panel_product(module: ir.Module, target: Target, dtype: str) -> ir.Function:
+def _panel_product(module: ir.Module, target: Target, tiles: Tiles) -> ir.Function:
     """Adds the product of one panel with any number of rows.
 
     Returns:
-        `void panel(x, w, out, rows, inputs, stride)`: x f32[rows, inputs], w
-        dtype[inputs, panel], out f32[rows, stride] of which `panel` columns are
-        written.
+        `void panel(x, w, scales, out, rows, steps, x_stride, stride)`: x[rows, steps],
+        w[steps, panel], out f32[rows, stride] of which `panel` columns are written;
+        strides in bytes.
     """
-    # Two sums for each row, and room for the weights and a factor.
-    max_rows = (target.registers - 4) // 2
-    tiles = [_tile(module, target, dtype, rows) for rows in range(1, max_rows + 1)]
-    function = define(module, f"panel_{dtype}", VOID, [PTR, PTR, PTR, I64, I64, I64])
-    x, w, out, rows, inputs, stride = function.args
+    max_rows = len(tiles.functions)
+    function = define(module, "panel", VOID, [PTR] * 4 + [I64] * 4)
+    x, w, scales, out, rows, steps, x_stride, stride = function.args
     b = ir.IRBuilder(function.append_basic_block())
-    size = STORED[dtype][1]
 
     # Tiles and depths of about equal size.
     num_tiles = ceil_div(b, rows, I64(max_rows))
     height = ceil_div(b, rows, num_tiles)
-    depth = ceil_div(b, inputs, ceil_div(b, inputs, I64(_MAX_DEPTH)))
-    with counted_loop(b, I64(0), inputs, depth) as k:
-        part = minimum(b, b.sub(inputs, k), depth)
-        weights = at(b, w, b.mul(k, I64(target.panel * size)))
-        first = b.icmp_unsigned("==", k, I64(0))
-        part_bytes = b.mul(part, I64(target.panel * size))
+    depth = ceil_div(b, steps, ceil_div(b, steps, I64(tiles.max_depth)))
+    with counted_loop(b, I64(0), steps, depth) as k:
+        part = minimum(b, b.sub(steps, k), depth)
+        weights = at(b, w, b.mul(k, I64(tiles.line)))
+        part_bytes = b.mul(part, I64(tiles.line))
         # Each tile asks for its share of the weights that come next, at an even pace.
         # With few rows memory sets the pace, and the processor alone does better.
-        few = b.icmp_unsigned("<=", rows, I64(max_rows // 2 + 1))
+        few = b.icmp_unsigned("<=", rows, I64(tiles.few_rows))
         next_weights = b.select(few, weights, at(b, weights, part_bytes))
         share = b.udiv(part_bytes, num_tiles)
-        pace = b.select(few, I64(0), b.udiv(I64(target.panel * size), num_tiles))
+        pace = b.select(few, I64(0), b.udiv(I64(tiles.line), num_tiles))
         with counted_loop(b, I64(0), rows, height) as row:
             count = minimum(b, b.sub(rows, row), height)
-            factors = b.gep(x, [b.add(b.mul(row, inputs), k)], source_etype=FLOAT)
-            place = b.gep(out, [b.mul(row, stride)], source_etype=FLOAT)
             ahead = at(b, next_weights, b.mul(b.udiv(row, height), share))
-            arguments = [factors, weights, place, part, inputs, stride, first]
-            arguments += [ahead, pace]
+            arguments: list[Any] = [at(b, x, b.mul(row, x_stride)), weights, scales]
+            arguments += [at(b, out, b.mul(row, stride)), k, part, steps, x_stride]
+            arguments += [stride, ahead, pace]
             end = b.append_basic_block()
             choice = b.switch(count, end)
-            for n, tile in enumerate(tiles, 1):
+            for n, tile in enumerate(tiles.functions, 1):
                 block = b.append_basic_block()
                 choice.add_case(I64(n), block)
                 with b.goto_block(block):
                     b.call(tile, arguments)
                     b.branch(end)
             b.position_at_end(end)
-    b.ret_void()
-    return function
-
-
-def _tile(module: ir.Module, target: Target, dtype: str, rows: int) -> ir.Function:
-    """Adds the product of `rows` rows with a panel, over some of the inputs.
-
-    Returns:
-        `void tile(x, w, out, depth, x_stride, out_stride, first, ahead, pace)`; adds to
-        what `out` holds unless this is the first part of the inputs, and asks for the
-        memory at `ahead`, `pace` bytes for each input.
-    """
-    kinds = [PTR, PTR, PTR, I64, I64, I64, I1, PTR, I64]
-    function = define(module, f"tile_{dtype}_{rows}", VOID, kinds)
-    function.attributes.add("noinline")
-    x, w, out, depth, x_stride, out_stride, first, ahead, pace = function.args
-    lanes, size = target.lanes, STORED[dtype][1]
-    vector = ir.VectorType(FLOAT, lanes)
-
-    entry = function.append_basic_block()
-    b = ir.IRBuilder(entry)
-    starts = [
-        b.gep(x, [b.mul(x_stride, I64(row))], source_etype=FLOAT) for row in range(rows)
-    ]
-    with counted_loop(b, I64(0), depth) as k:
-        body = b.block
-        sums = [[b.phi(vector) for _ in range(2)] for _ in range(rows)]
-        place = at(b, w, b.mul(k, I64(target.panel * size)))
-        weights = [
-            load_vector(b, at(b, place, half * lanes * size), lanes, dtype)
-            for half in range(2)
-        ]
-        following = at(b, ahead, b.mul(k, pace))
-        for line in range(0, target.panel * size, LINE):
-            prefetch(b, at(b, following, line))
-        results = []
-        for row, pair in enumerate(sums):
-            factor = b.load(b.gep(starts[row], [k], source_etype=FLOAT), typ=FLOAT)
-            factor = splat(b, factor, lanes)
-            for half, total in enumerate(pair):
-                results.append(fma(b, factor, weights[half], total))
-                total.add_incoming(constant(vector, 0.0), entry)
-                total.add_incoming(results[-1], body)
-    for index, result in enumerate(results):
-        row, half = divmod(index, 2)
-        offset = b.add(b.mul(out_stride, I64(row)), I64(half * lanes))
-        place = b.gep(out, [offset], source_etype=FLOAT)
-        total = b.fadd(result, b.load(place, typ=vector, align=4))
-        b.store(b.select(first, result, total), place, align=4)
     b.ret_void()
     return function

@@ -40,6 +40,14 @@ def test_every_target_head_dim_and_dtype(target, head_dim, dtype):
     np.testing.assert_allclose(out, oracle(case), atol=3e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 1), (7, 1), (12, 2)])
+def test_any_number_of_query_heads_on_a_kv_head(heads, kv_heads):
+    case = make_case(
+        [70, 16], [Chunk(3, 5)], heads=heads, kv_heads=kv_heads, head_dim=64
+    )
+    np.testing.assert_allclose(attend(case), oracle(case), atol=3e-6, rtol=0)
+
+
 def test_a_token_is_the_same_alone_and_among_others_to_the_bit():
     case = make_case([90, 33, 16, 1], [Chunk(20, 9)], head_dim=64, padding=0)
     together = attend(case)
