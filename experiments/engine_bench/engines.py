@@ -67,17 +67,17 @@ ENGINES = (
 BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
-def command(engine: Engine, home: Path = HOME) -> list[str]:
+def command(engine: Engine) -> list[str]:
     """Returns how its runner is started."""
-    python = str(home / engine.folder / "bin/python")
+    python = str(HOME / engine.folder / "bin/python")
     return [python if engine.folder else sys.executable, str(RUNNERS / engine.runner)]
 
 
-def missing(engine: Engine, home: Path = HOME) -> str | None:
+def missing(engine: Engine) -> str | None:
     """Returns one line that says why an engine cannot be used; None if it can."""
-    if not engine.folder or (home / engine.folder / "ready").exists():
+    if not engine.folder or (HOME / engine.folder / "ready").exists():
         return None
-    failed = home / f"{engine.folder}.failed"
+    failed = HOME / f"{engine.folder}.failed"
     if failed.exists():
         return f"could not be installed: {' '.join(failed.read_text().split())}"
     return f"not installed; run ./scripts/setup_engines {engine.folder}"

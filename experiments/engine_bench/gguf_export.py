@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import gguf
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 
@@ -121,7 +121,7 @@ def _write_tensor(
     writer: gguf.GGUFWriter, name: str, value: np.ndarray, dtype: str
 ) -> None:
     if dtype == "bfloat16" and value.ndim == 2:
-        raw = value.astype(ml_dtypes.bfloat16).view(np.uint8)
+        raw = value.astype(jnp.dtype("bfloat16")).view(np.uint8)
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
     else:
         writer.add_tensor(name, value)

@@ -32,11 +32,10 @@ class Model:
       home: folder of what is made of it.
     """
 
-    def __init__(self, name: str, home: Path = engines.HOME):
+    def __init__(self, name: str):
         """Makes nothing yet."""
         self.name = name
-        self.home = home / "models" / name
-        self._engines = home
+        self.home = engines.HOME / "models" / name
 
     def path(self, form: str, dtype: str) -> str:
         """Returns where the model is in a form, which is made if it is not there.
@@ -90,7 +89,7 @@ class Model:
         folder = self.home / "openvino"
         if folder.exists():
             return folder
-        exporter = self._engines / "openvino/export/bin/optimum-cli"
+        exporter = engines.HOME / "openvino/export/bin/optimum-cli"
         # fmt: off
         command = [
             exporter, "export", "openvino", "--model", self.directory(),

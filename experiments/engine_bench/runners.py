@@ -17,7 +17,7 @@ _ENDING_S = 30.0
 # Threads that one of these would start beside the ones that are asked for; and what
 # machines set to pin older kernels, which slow NumPy down.
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LEFT_OUT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONPATH", "XLA_FLAGS")
+_LEFT_OUT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONPATH")
 
 
 class RunnerError(Exception):
