@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     That is 1 if this project's engine was asked for and has no figure.
     """
     args = _parse(arguments)
+    # So that the engines' processes are ended, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.setup:
         _set_up(args.engines)
     model = models.Model(args.model)

@@ -11,6 +11,8 @@ from experiments.engine_bench.models import Model
 from experiments.engine_bench.runners import Runner
 
 MODE = "one_by_one"
+# Products of one row wait for memory, and more threads mostly for each other.
+THREADS = 1
 
 
 def start_fields(
@@ -83,7 +85,6 @@ def prepare(
 def _decode(
     model: Model, engine: engines.Engine, requests: list[workload.Request]
 ) -> dict[str, Any]:
-    threads = len(os.sched_getaffinity(0))
     cache = engines.HOME / "compiled/reference"
     log = engines.HOME / "logs/reference.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -92,11 +93,11 @@ def _decode(
         model.path(engine.form, "float32"),
         MODE,
         "float32",
-        threads,
+        THREADS,
         str(cache),
         requests,
     )
-    runner = Runner(engines.command(engine), threads, log)
+    runner = Runner(engines.command(engine), THREADS, log)
     try:
         runner.ask("start", **fields)
         answer = runner.ask("run")

@@ -33,7 +33,12 @@ def load(work: runner.Work) -> runner.Loaded:
         "--threads-http", str(len(work.requests) + 2), "--no-warmup",
     ]
     # fmt: on
-    server = subprocess.Popen(command, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        preexec_fn=runner.die_with_parent,
+    )
     _wait_until_healthy(server, port)
     bodies = [
         json.dumps(

@@ -11,8 +11,10 @@ A failure is answered with {"error": one line}, and ends the process; so does th
 stdin. What engines print goes to stderr.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -84,6 +86,7 @@ def main(load: Callable[[Work], Loaded]) -> None:
     Args:
       load: imports the engine, and loads the model.
     """
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -125,6 +128,15 @@ def versions(*packages: str) -> str:
 def _work(fields: dict[str, Any]) -> Work:
     requests = [Request(*request) for request in fields.pop("requests")]
     return Work(**fields, requests=requests)
+
+
+def die_with_parent() -> None:
+    """Has the system end this process if the one that started it is killed.
+
+    It may be stopped then, and would stay so for ever.
+    """
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _take_cores(count: int) -> None:

@@ -15,7 +15,7 @@ def load(work):
     if trouble == "no_start":
         raise ValueError("no such\nmodel")
     print("this goes to the log")
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=runner.die_with_parent)
     if trouble == "spinning":
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
 

@@ -1,7 +1,12 @@
 """Processes that serve: the protocol, what they may use, and how they end."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +123,22 @@ def test_a_failure_is_one_line_that_names_the_log(start, model, message):
     with pytest.raises(RunnerError, match=message):
         ready()
         runner.ask("run")
+
+
+def test_paused_it_does_not_outlive_the_command(fake_command, tmp_path):
+    code = (
+        "import json, os, signal, sys; from pathlib import Path;"
+        "from experiments.engine_bench.runners import Runner;"
+        "runner = Runner(sys.argv[1:3], 1, Path(sys.argv[3]));"
+        "runner.ask('start', model='good', **json.loads(sys.argv[4])); runner.pause();"
+        "print(runner.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *fake_command, tmp_path / "log"]
+        + [json.dumps(FIELDS)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[3],
+    )
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    wait_for(lambda: not is_alive(pid))
