@@ -97,6 +97,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--repeats", type=int, default=3, help="timed runs of each engine"
     )
+    parser.add_argument(
+        "--no-cold-start",
+        action="store_true",
+        help="do not time how long engines that compile take to start anew",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, help="write a figure: a .png or .svg")
     parser.add_argument(
@@ -149,7 +154,10 @@ def _run(
             _say(f"{name}: {reason}")
             absent[name] = Measured(name, problem=reason)
         else:
-            contenders.append(_contender(engine, path, threads, dtype, requests))
+            contender = _contender(engine, path, threads, dtype, requests)
+            if args.no_cold_start:
+                contender.compiles = False
+            contenders.append(contender)
     lengths = [request.max_tokens for request in requests]
     found = compare(contenders, args.repeats, lengths, _say)
     by_name = absent | {one.name: one for one in found}

@@ -1,6 +1,7 @@
 """What is said of a comparison: one JSON object, or tables."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _HEADINGS = (
     "start, s",
     "compile, s",
     "peak RSS, GiB",
+    "cores",
     "disturbed",
     "note",
 )
@@ -166,6 +168,7 @@ def _row(name: str, entry: dict[str, Any], rate_of_best: float | None) -> list[s
         f"{entry['startup_s']:.1f}",
         "-" if compile_s is None else f"{compile_s:.1f}",
         f"{entry['peak_rss_bytes'] / 2**30:.2f}",
+        f"{statistics.median(run['cores'] for run in runs):.2f}",
         f"{sum(run['disturbed'] for run in runs)} of {len(runs)}",
         entry["note"],
     ]
