@@ -13,6 +13,7 @@ SCRIPTS_IN_PYTHON = (
     "bench_allocator",
     "bench_attention",
     "bench_beams",
+    "bench_engines",
     "bench_schedule",
     "bench_step",
     "equality",
