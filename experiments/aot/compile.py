@@ -96,14 +96,14 @@ def compile_for(
     with compat.for_gpu():
         lowered = jitted.trace(*args).lower(lowering_platforms=("cuda",))
     compiled = lowered.compile()
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     kernels = tuple(_read(file) for file in sorted(dump.glob("*.ptxas")))
     return Compiled(
         kernels,
         memory.argument_size_in_bytes,
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
-        compiled.as_text(),
+        compiled.as_text() or "",
     )
 
 

@@ -1,6 +1,7 @@
 """The kernels as they are shipped, each in all its configurations."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,18 @@ from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
 # Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
 BLOCK_SIZES = tuple(1 << i for i in range(9))
+# Every head dim and dtype, blocks on each of the producer's routes, and the options.
+COVERING = (
+    "D=64 B=16 bfloat16",
+    "D=64 B=256 float16",
+    "D=64 B=16 bfloat16 window cap",
+    "D=80 B=4 bfloat16",
+    "D=96 B=8 float16",
+    "D=128 B=1 bfloat16",
+    "D=128 B=16 bfloat16 window cap",
+    "D=256 B=2 bfloat16",
+    "D=256 B=16 bfloat16 window cap",
+)
 
 
 class Case(NamedTuple):
@@ -104,25 +117,30 @@ def cases() -> Iterator[Case]:
 
 
 def decode_cases() -> Iterator[Case]:
-    """Yields the decode kernel for every head dim, block size and dtype."""
-    for head_dim in limits.HEAD_DIMS:
+    """Yields the decode kernel for every head dim, block size and dtype.
+
+    For each head dim and dtype once also with a window and a soft cap.
+    """
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
         for block_size in BLOCK_SIZES:
-            for dtype in limits.KV_DTYPES:
-                usual = dtype == jnp.bfloat16
-                covering = usual and block_size in COVERING_BLOCK_SIZES
-                # One of the other dtype, one of the largest block.
-                covering |= head_dim == 128 and block_size == 16
-                covering |= head_dim == 64 and usual and block_size == BLOCK_SIZES[-1]
-                yield decode_case(head_dim, block_size, dtype, covering=covering)
+            yield decode_case(head_dim, block_size, dtype)
+        yield decode_case(head_dim, 16, dtype, window=1024, soft_cap=50.0)
 
 
 def decode_case(
-    head_dim: int, block_size: int, dtype: Any, covering: bool = False
+    head_dim: int,
+    block_size: int,
+    dtype: Any,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Case:
     """Returns the decode kernel in one configuration."""
+    config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
+    if window or soft_cap:
+        config += " window cap"
     heads, kv_heads = HEADS[head_dim]
     tokens, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
-    i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     metadata = AttentionMetadata(
         block_tables=i32((tokens, width)),
         rows=i32((tokens,)),
@@ -139,12 +157,19 @@ def decode_case(
 
     def attend(q, k_cache, v_cache, metadata):
         return paged_attention_mosaic(
-            q, k_cache, v_cache, 1, metadata, scale=head_dim**-0.5
+            q,
+            k_cache,
+            v_cache,
+            1,
+            metadata,
+            scale=head_dim**-0.5,
+            window=window,
+            soft_cap=soft_cap,
         )
 
     return Case(
         name="decode",
-        config=f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}",
+        config=config,
         function=attend,
         args=(
             jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
@@ -153,5 +178,5 @@ def decode_case(
             metadata,
         ),
         in_flight=ring_bytes(head_dim, block_size),
-        covering=covering,
+        covering=config in COVERING,
     )

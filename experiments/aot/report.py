@@ -8,7 +8,7 @@ LEAST_LOADS = 32 * 1024
 
 COLUMNS = (
     ("kernel", 8),
-    ("configuration", 26),
+    ("configuration", 32),
     ("target", 7),
     ("regs", 5),
     ("spill", 6),

@@ -25,13 +25,13 @@ def test_decode_compiles_without_spills_and_keeps_the_memory_busy():
     ]
     rows = found["kernels"]
     assert {row["target"] for row in rows} == {"h200"}
-    assert len(rows) >= 6
+    assert len(rows) >= 9
     for row in rows:
         assert SCHEMA <= row.keys()
         assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
         assert row["hgmma"] > 0, row
         assert row["smem_bytes"] <= 232448, row
-        assert row["registers"] <= 232, row
+        assert row["registers"] <= 255, row
         assert row["loads_in_flight"] >= max(32 * 1024, row["loads_needed"]), row
 
 

@@ -150,7 +150,7 @@ def test_decode_and_prefill_through_the_api():
     [
         (dict(dtype=jnp.float32), "16-bit KV cache, bfloat16 or float16, got float32"),
         (dict(head_dim=72), r"head dims \(64, 80, 96, 128, 256\), got 72"),
-        (dict(heads=130), "up to 64 query heads on each KV head, got 65"),
+        (dict(heads=65), "up to 64 query heads on each KV head, got 65"),
     ],
 )
 def test_what_the_kernel_does_not_take_is_named(changes, message):
