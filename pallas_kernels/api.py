@@ -1,5 +1,7 @@
 """The one entry to paged attention: checks the arguments, picks the backend."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +23,8 @@ def paged_attention(
     *,
     scale: float,
     backend: str,
+    soft_cap: float | None = None,
+    window: int | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:
     """Attends from each token of a step to its sequence's tokens in the paged cache.
@@ -39,6 +43,11 @@ def paged_attention(
         scale: factor on the scores, before the softmax; often `D ** -0.5`.
         backend: "reference" (plain jnp, the oracle), "xla" (works anywhere), "cpu"
             (x86) or "pallas" (NVIDIA Hopper).
+        soft_cap: each score `s` becomes `soft_cap * tanh(s / soft_cap)`, above 0; None
+            leaves them as they are.
+        window: each token sees the last `window` tokens of its context only, its own
+            included, 1 or more; None lets it see all. What lies before may hold
+            anything, and is not read but for the rest of a tile.
         interpret: "pallas" only. Whether to interpret the kernel on the CPU; None
             interprets where jax has no GPU.
 
@@ -54,23 +63,34 @@ def paged_attention(
             f"Unknown attention backend {backend!r}; use one of {BACKENDS}."
         )
     _check(q, k_cache, v_cache, layer, metadata)
-    if backend == "reference":
-        return paged_attention_reference(
-            q, k_cache, v_cache, layer, metadata, scale=scale
-        )
-    if backend == "xla":
-        return paged_attention_xla(q, k_cache, v_cache, layer, metadata, scale=scale)
+    _check_scores(soft_cap, window, backend)
+    args = (q, k_cache, v_cache, layer, metadata)
     if backend == "cpu":
-        return paged_attention_cpu(q, k_cache, v_cache, layer, metadata, scale=scale)
+        return paged_attention_cpu(*args, scale=scale)
+    options: dict[str, Any] = dict(scale=scale, soft_cap=soft_cap, window=window)
+    if backend == "reference":
+        return paged_attention_reference(*args, **options)
+    if backend == "xla":
+        return paged_attention_xla(*args, **options)
     # Imported late: the module needs a jax whose Pallas has the Mosaic GPU names.
     from pallas_kernels.compat import require_mosaic
 
     require_mosaic()
     from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
-    return paged_attention_mosaic(
-        q, k_cache, v_cache, layer, metadata, scale=scale, interpret=interpret
-    )
+    return paged_attention_mosaic(*args, **options, interpret=interpret)
+
+
+def _check_scores(soft_cap: float | None, window: int | None, backend: str) -> None:
+    if soft_cap is not None and not 0 < soft_cap < float("inf"):
+        raise ValueError(f"soft_cap must be above 0 and finite, got {soft_cap}.")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be 1 or more tokens, got {window}.")
+    if backend == "cpu" and (soft_cap, window) != (None, None):
+        raise ValueError(
+            "The cpu attention backend takes neither soft_cap nor window, got "
+            f'{soft_cap} and {window}; use backend="xla".'
+        )
 
 
 def _check(

@@ -3,6 +3,9 @@
 Imports nothing of Pallas at the top: the other backends work without it.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -31,6 +34,26 @@ def require_mosaic() -> None:
         )
 
 
+_FOR_GPU = contextvars.ContextVar("for_gpu", default=False)
+
+
+@contextlib.contextmanager
+def for_gpu() -> Iterator[None]:
+    """What is traced inside is for a GPU, whether or not there is one here."""
+    token = _FOR_GPU.set(True)
+    try:
+        yield
+    finally:
+        _FOR_GPU.reset(token)
+
+
+def multiprocessors() -> int:
+    """Returns how many multiprocessors a GPU has; those of an H200 without one."""
+    if jax.default_backend() != "gpu":
+        return 132
+    return int(jax.local_devices()[0].core_count)
+
+
 def compiler_params(**kwargs: Any) -> Any:
     """Returns Mosaic GPU compiler parameters, with the lowering semantics spelled out.
 
@@ -43,18 +66,29 @@ def compiler_params(**kwargs: Any) -> Any:
     )
 
 
+def load_for_wgmma(ref: Any) -> Any:
+    """Loads from plain shared memory, into the layout in which wgmma's operands go out.
+
+    Said in full, since a search for it would take minutes. Its accesses meet in the
+    same banks, which is what `optimized` would refuse.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+
+
 def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     """Returns what `plgpu.kernel` takes as `interpret`.
 
     Args:
         interpret: whether to interpret on the CPU; None asks for it where jax has no
-            GPU.
+            GPU, except inside `for_gpu`.
         **kwargs: fields of `plgpu.InterpretGPUParams`.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     if interpret is None:
-        interpret = jax.default_backend() != "gpu"
+        interpret = jax.default_backend() != "gpu" and not _FOR_GPU.get()
     return plgpu.InterpretGPUParams(**kwargs) if interpret else False
 
 

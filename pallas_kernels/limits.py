@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.compat import require_mosaic
 
-HEAD_DIMS = (64, 128)
-MIN_BLOCK_SIZE = 8
+HEAD_DIMS = (64, 80, 96, 128, 256)
 # Query heads on a KV head: the rows of one product.
 MAX_GROUP = 64
 KV_DTYPES = (jnp.bfloat16, jnp.float16)
@@ -50,11 +49,6 @@ def check_pallas(
         raise ValueError(
             f"The pallas attention backend takes head dims {HEAD_DIMS}, got "
             f'{head_dim}; use backend="xla".'
-        )
-    if block_size < MIN_BLOCK_SIZE:
-        raise ValueError(
-            "The pallas attention backend takes block sizes from "
-            f'{MIN_BLOCK_SIZE} to 256, got {block_size}; use backend="xla".'
         )
     if num_heads > MAX_GROUP * kv_heads:
         raise ValueError(

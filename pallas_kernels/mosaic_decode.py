@@ -7,7 +7,6 @@ online softmax. Splits leave unnormalised float32 partials, which are merged onc
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -20,7 +19,9 @@ from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.mosaic_decode_kernel import (
     KV_TILE,
+    MAX_COLUMNS,
     MIN_SPLIT_TILES,
+    MIN_TILED_UNIT,
     ROWS,
     Barriers,
     Buffers,
@@ -28,11 +29,10 @@ from pallas_kernels.mosaic_decode_kernel import (
     thread_block,
 )
 
-# Stages of keys and values in flight; 4 of head dim 128 take 184 KB of the 227 KB.
-STAGES = 4
-# Splits fill the machine, 132 processors, when tokens and heads alone do not.
-SPLIT_TARGET = 2 * 132
-MAX_SPLITS = 16
+MAX_SPLITS = 128
+# What a thread block does once, whatever its share of the context, as tiles: it waits
+# for the first copies, and stores its partial results.
+ONCE_TILES = 3
 
 
 def paged_attention_mosaic(
@@ -43,8 +43,10 @@ def paged_attention_mosaic(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
     splits: int | None = None,
-    stages: int = STAGES,
+    stages: int | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """Runs every token as a row of its own, with its own length.
@@ -54,15 +56,17 @@ def paged_attention_mosaic(
 
     Args:
         q: dtype[N, H, D], one query per token; taken in the dtype of the cache. D is
-            64 or 128, and H is at most 64 * K.
-        k_cache: bfloat16 or float16 [L, P, B, K, D], B from 8 to 256.
+            one of `limits.HEAD_DIMS`, and H is at most 64 * K.
+        k_cache: bfloat16 or float16 [L, P, B, K, D].
         v_cache: like `k_cache`.
         layer: which layer of the cache.
         metadata: where each token finds its context. Only `block_tables`, `rows` and
             `lengths` are read.
         scale: factor on the scores, before the softmax.
+        soft_cap: see `api.paged_attention`.
+        window: see `api.paged_attention`.
         splits: thread blocks that share a long context; None chooses.
-        stages: depth of the ring of keys and values, 1 or more.
+        stages: depth of the ring of keys and values, 1 or more; None chooses.
         interpret: whether to interpret the kernel on the CPU; None interprets where
             jax has no GPU. Or a `plgpu.InterpretGPUParams`.
 
@@ -82,19 +86,30 @@ def paged_attention_mosaic(
         block_size=block_size,
         kv_dtype=k_cache.dtype,
     )
+    if interpret is None or isinstance(interpret, bool):
+        interpret = compat.interpret_params(interpret)
     heads = num_heads // kv_heads
     group = -(-heads // 8) * 8
     unit = min(block_size, KV_TILE)
     per_block = block_size // unit
     context = metadata.block_tables.shape[1] * block_size
+    context = min(context, window or context)
     config = Config(
         unit=unit,
         per_block=per_block,
-        stages=stages,
-        splits=splits or _choose_splits(num_tokens * kv_heads, context),
+        stages=stages or choose_stages(head_dim, block_size),
+        splits=splits
+        or choose_splits(
+            num_tokens * kv_heads * -(-head_dim // MAX_COLUMNS),
+            context,
+            compat.multiprocessors(),
+        ),
         group=group,
-        scale=scale * math.log2(math.e),
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
         dtype=k_cache.dtype,
+        hints=not interpret,
     )
     queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
@@ -116,16 +131,61 @@ def paged_attention_mosaic(
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
 
 
-def _choose_splits(rows: int, context: int) -> int:
-    useful = max(1, context // (KV_TILE * MIN_SPLIT_TILES))
-    return max(1, min(MAX_SPLITS, useful, -(-SPLIT_TARGET // rows)))
+def choose_stages(head_dim: int, block_size: int) -> int:
+    """Returns the stages of the ring that fit in shared memory beside the rest."""
+    if head_dim <= 128:
+        return 4
+    return 2 if block_size < MIN_TILED_UNIT else 3
 
 
-def _swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
-    columns = 128 // jnp.dtype(dtype).itemsize
-    tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
-    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+def ring_bytes(head_dim: int, block_size: int) -> int:
+    """Returns the bytes of keys and values that a thread block asks for ahead."""
+    columns = head_dim + min(head_dim, MAX_COLUMNS)
+    return choose_stages(head_dim, block_size) * KV_TILE * columns * 2
+
+
+def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
+    """Returns into how many splits a context of a step is best cut.
+
+    A multiprocessor runs one thread block at a time. What takes least time is the
+    number of rounds, times what a thread block takes: its tiles and what comes once.
+
+    Args:
+        rows: thread blocks without splits.
+        context: the longest that the step's shapes allow, in tokens.
+        multiprocessors: of the GPU.
+    """
+    tiles = -(-context // KV_TILE)
+    most = min(MAX_SPLITS, max(1, tiles // MIN_SPLIT_TILES))
+
+    def time(splits: int) -> int:
+        rounds = -(-rows * splits // multiprocessors)
+        return rounds * (-(-tiles // splits) + ONCE_TILES)
+
+    return min(range(1, most + 1), key=time)
+
+
+def _swizzled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any:
+    """Returns shared memory in the form that the TMA unit and wgmma share.
+
+    Args:
+        shape: of the buffer.
+        dtype: of the buffer.
+        like: swizzle as for rows of so many elements; both operands of a product must
+            have the same. By default those of the buffer.
+    """
+    bits = 8 * jnp.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle((like or shape[-1]) * bits)
+    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
+    transform = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, transform))
+
+
+def _plain(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Returns shared memory that is laid out as the cache is."""
+    row = (1, min(shape[-1], MAX_COLUMNS))
+    tiling = plgpu.TilingTransform(row)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling,))
 
 
 def _partials(
@@ -159,21 +219,30 @@ def _partials(
         total f32[N, K, splits, group], sum of the weights, 0 where a split is empty.
     """
     num_tokens, kv_heads, group, head_dim = q.shape
-    ring = (config.stages, KV_TILE, head_dim)
     copies = KV_TILE // config.unit
     f32 = jnp.float32
 
+    dtype, stages = config.dtype, config.stages
+    tiled = config.unit >= MIN_TILED_UNIT
+    columns = min(head_dim, MAX_COLUMNS)
+    k_tile, v_tile = (KV_TILE, head_dim), (KV_TILE, columns)
+
+    def ring(shape):
+        shape = (stages, *shape)
+        return _swizzled(shape, dtype) if tiled else _plain(shape, dtype)
+
     def entry(*refs):
         buffers = Buffers(
-            q=_swizzled((ROWS, head_dim), config.dtype),
-            k=_swizzled(ring, config.dtype),
-            v=_swizzled(ring, config.dtype),
-            p=_swizzled((ROWS, KV_TILE), config.dtype),
-            out=_swizzled((ROWS, head_dim), f32),
+            q=_swizzled((ROWS, head_dim), dtype),
+            k=ring(k_tile),
+            v=ring(v_tile),
+            k_tile=None if tiled else _swizzled(k_tile, dtype),
+            v_tile=None if tiled else _swizzled(v_tile, dtype),
+            p=_swizzled((ROWS, KV_TILE), dtype, like=head_dim),
+            out=_swizzled((ROWS, columns), f32),
             top=plgpu.SMEM((ROWS,), f32),
             total=plgpu.SMEM((ROWS,), f32),
         )
-        stages = config.stages
         barriers = Barriers(
             q_ready=plgpu.Barrier(),
             k_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
@@ -188,8 +257,6 @@ def _partials(
             collective_axes="warpgroup",
         )
 
-    if interpret is None or isinstance(interpret, bool):
-        interpret = compat.interpret_params(interpret)
     shape = (num_tokens, kv_heads, config.splits, group)
     kernel = plgpu.kernel(
         entry,
@@ -198,8 +265,8 @@ def _partials(
             jax.ShapeDtypeStruct(shape, f32),
             jax.ShapeDtypeStruct(shape, f32),
         ),
-        grid=(num_tokens, kv_heads, config.splits),
-        grid_names=("token", "head", "split"),
+        grid=(num_tokens, kv_heads, config.splits, head_dim // columns),
+        grid_names=("token", "head", "split", "part"),
         num_threads=2,
         thread_name="warpgroup",
         compiler_params=compat.compiler_params(approx_math=True),

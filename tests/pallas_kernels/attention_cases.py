@@ -25,9 +25,14 @@ class Case(NamedTuple):
     layer: int
     metadata: AttentionMetadata
     scale: float
+    soft_cap: float | None = None
+    window: int | None = None
 
     def args(self):
         return self.q, self.k_cache, self.v_cache, self.layer, self.metadata
+
+    def options(self):
+        return dict(scale=self.scale, soft_cap=self.soft_cap, window=self.window)
 
 
 def make_metadata(
@@ -80,12 +85,15 @@ def make_case(
     tile_padding: int = 2,
     spare_blocks: int = 3,
     spare_rows: int = 1,
+    soft_cap: float | None = None,
+    window: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """Returns a step over shuffled blocks, with NaN in every slot that holds no token.
+    """Returns a step over shuffled blocks, with NaN in every slot that no token sees.
 
-    NaN fills the null block, which table tails name, the slots past each length, the
-    free blocks, and all other layers.
+    NaN fills the null block, which table tails name, the slots past each length, those
+    before all windows, the free blocks, and all other layers. Queries have values of
+    the cache's dtype.
     """
     rng = np.random.default_rng(seed)
     totals = list(decode) + [chunk.cached + chunk.tokens for chunk in chunks]
@@ -97,11 +105,16 @@ def make_case(
     shape = (num_layers, num_blocks + 1, block_size, kv_heads, head_dim)
     k_cache = np.full(shape, np.nan, np.float32)
     v_cache = np.full(shape, np.nan, np.float32)
+    # The shortest context of each row: that of its first query.
+    shortest = [*decode, *(chunk.cached + 1 for chunk in chunks)]
     for row, total in enumerate(totals):
+        hidden = 0 if window is None else max(0, shortest[row] - window)
         for position in range(total):
             block, offset = divmod(position, block_size)
             if offset == 0:
                 tables[row, block] = free.pop()
+            if position < hidden:
+                continue
             slot = (layer, tables[row, block], offset)
             k_cache[slot] = rng.standard_normal((kv_heads, head_dim))
             v_cache[slot] = rng.standard_normal((kv_heads, head_dim))
@@ -109,12 +122,14 @@ def make_case(
     metadata = make_metadata(tables, decode, chunks, padding, tile_padding)
     q = rng.standard_normal((metadata.rows.shape[0], heads, head_dim))
     return Case(
-        q=jnp.asarray(q, dtype if q_dtype is None else q_dtype),
+        q=jnp.asarray(q, dtype).astype(dtype if q_dtype is None else q_dtype),
         k_cache=jnp.asarray(k_cache, dtype),
         v_cache=jnp.asarray(v_cache, dtype),
         layer=layer,
         metadata=metadata,
         scale=head_dim**-0.5,
+        soft_cap=soft_cap,
+        window=window,
     )
 
 
@@ -132,10 +147,13 @@ def oracle(case: Case) -> np.ndarray:
         if length == 0:
             continue
         blocks = tables[row, : -(-length // block_size)]
-        keys = k_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
-        values = v_cache[blocks].reshape(-1, kv_heads, head_dim)[:length]
+        seen = slice(max(0, length - (case.window or length)), length)
+        keys = k_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
+        values = v_cache[blocks].reshape(-1, kv_heads, head_dim)[seen]
         for head in range(q.shape[1]):
             scores = case.scale * keys[:, head // group] @ q[token, head]
+            if case.soft_cap is not None:
+                scores = case.soft_cap * np.tanh(scores / case.soft_cap)
             weights = np.exp(scores - scores.max())
             out[token, head] = weights @ values[:, head // group] / weights.sum()
     return out

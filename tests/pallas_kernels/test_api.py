@@ -64,3 +64,24 @@ def test_a_block_of_512_tokens_is_too_large():
     case = make_case([3], block_size=512)
     with pytest.raises(ValueError, match="Block size 512 is not allowed"):
         attend(case)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "message,option",
+    [
+        ("window must be 1 or more tokens, got 0", dict(window=0)),
+        ("soft_cap must be above 0 and finite, got -2", dict(soft_cap=-2.0)),
+        ("soft_cap must be above 0 and finite, got inf", dict(soft_cap=float("inf"))),
+    ],
+)
+def test_scores_that_make_no_sense(backend, message, option):
+    case = make_case([3])
+    with pytest.raises(ValueError, match=message):
+        paged_attention(*case.args(), scale=case.scale, backend=backend, **option)
+
+
+def test_the_cpu_backend_names_what_it_does_not_take():
+    case = make_case([3])
+    with pytest.raises(ValueError, match="neither soft_cap nor window.*use backend"):
+        paged_attention(*case.args(), scale=case.scale, backend="cpu", window=4)

@@ -14,9 +14,11 @@ BACKENDS = ("reference", "xla", *(("cpu",) if host_target() else ()))
 
 def run(case, backend):
     function = jax.jit(
-        paged_attention, static_argnums=3, static_argnames=("scale", "backend")
+        paged_attention,
+        static_argnums=3,
+        static_argnames=("scale", "backend", "soft_cap", "window"),
     )
-    return np.asarray(function(*case.args(), scale=case.scale, backend=backend))
+    return np.asarray(function(*case.args(), **case.options(), backend=backend))
 
 
 def check(case, backend, atol=2e-6):
@@ -133,3 +135,29 @@ def test_traced_layer(backend):
         )
     )(jnp.int32(2))
     np.testing.assert_allclose(np.asarray(out), oracle(case), atol=2e-6, rtol=0)
+
+
+WITH_OPTIONS = ("reference", "xla")
+
+
+@pytest.mark.parametrize("backend", WITH_OPTIONS)
+@pytest.mark.parametrize("window", [1, 16, 64, 65, 130, 1000])
+def test_a_window_hides_what_lies_before_it(backend, window):
+    chunks = [Chunk(100, 40), Chunk(0, 20)]
+    check(make_case([257, 130, 64, 1], chunks, window=window), backend)
+
+
+@pytest.mark.parametrize("backend", WITH_OPTIONS)
+def test_padding_among_long_contexts_with_a_window(backend):
+    check(make_case([300, 0, 290], window=20), backend)
+
+
+@pytest.mark.parametrize("backend", WITH_OPTIONS)
+@pytest.mark.parametrize("window", [None, 70])
+def test_soft_cap(backend, window):
+    case = make_case([130, 3], [Chunk(60, 20)], soft_cap=2.0, window=window)
+    # Scores of several times the cap, or it would make no difference.
+    case = case._replace(q=case.q * 5)
+    check(case, backend)
+    capless = oracle(case._replace(soft_cap=None))
+    assert np.abs(run(case, backend) - capless).max() > 0.1

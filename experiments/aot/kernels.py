@@ -1,0 +1,182 @@
+"""The kernels as they are shipped, each in all its configurations."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.aot.compile import Compiled, Figures, compile_for
+from experiments.aot.targets import Target
+from pallas_kernels import AttentionMetadata, limits
+from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
+
+# Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
+HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
+BLOCK_SIZES = tuple(1 << i for i in range(9))
+# Every head dim and dtype, blocks on each of the producer's routes, and the options.
+COVERING = (
+    "D=64 B=16 bfloat16",
+    "D=64 B=256 float16",
+    "D=64 B=16 bfloat16 window cap",
+    "D=80 B=4 bfloat16",
+    "D=96 B=8 float16",
+    "D=128 B=1 bfloat16",
+    "D=128 B=16 bfloat16 window cap",
+    "D=256 B=2 bfloat16",
+    "D=256 B=16 bfloat16 window cap",
+)
+
+
+class Case(NamedTuple):
+    """A kernel in one configuration.
+
+    Attributes:
+        name: of the kernel.
+        config: of the configuration.
+        function: what to compile.
+        args: shapes of its arguments.
+        donate: which arguments are donated: those it changes in place.
+        in_flight: bytes that a thread block has asked for and not got, at most; None
+            where that does not bound the kernel.
+        covering: whether it belongs to the few cases that cover what differs.
+    """
+
+    name: str
+    config: str
+    function: Callable
+    args: tuple[Any, ...]
+    donate: tuple[int, ...] = ()
+    in_flight: int | None = None
+    covering: bool = False
+
+
+class Result(NamedTuple):
+    """A case, compiled for a target."""
+
+    case: Case
+    target: Target
+    compiled: Compiled
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of the case's one kernel."""
+        if len(self.compiled.kernels) != 1:
+            raise ValueError(
+                f"{self.case.name} {self.case.config} compiled to "
+                f"{len(self.compiled.kernels)} new kernels; it must be one"
+            )
+        return self.compiled.kernels[0]
+
+    @property
+    def loads_in_flight(self) -> int | None:
+        """Bytes on their way to a multiprocessor, at most."""
+        if self.case.in_flight is None:
+            return None
+        return self.case.in_flight * self.figures.blocks_per_multiprocessor
+
+    @property
+    def donated_bytes(self) -> int:
+        """Bytes of what the case changes in place."""
+        args = [self.case.args[i] for i in self.case.donate]
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(args))
+
+    def row(self) -> dict[str, Any]:
+        """Returns the result as the report's JSON has it."""
+        figures = self.figures
+        return {
+            "name": self.case.name,
+            "config": self.case.config,
+            "target": self.target.name,
+            "registers": figures.registers,
+            "spill_bytes": figures.spill_bytes,
+            "stack_bytes": figures.stack_bytes,
+            "smem_bytes": figures.smem_bytes,
+            "hgmma": figures.hgmma,
+            "tma_loads": figures.tma_loads,
+            "local_memory": figures.local_memory,
+            "loads_in_flight": self.loads_in_flight,
+            "loads_needed": self.target.loads_needed,
+            "donated_bytes": self.donated_bytes,
+            "aliased_bytes": self.compiled.aliased_bytes,
+        }
+
+
+def compile_case(case: Case, target: Target, dump: Path) -> Result:
+    """Compiles a case for a target, in a process that has not compiled it before."""
+    compiled = compile_for(target, dump, case.function, case.args, case.donate)
+    return Result(case, target, compiled)
+
+
+def cases() -> Iterator[Case]:
+    """Yields all kernels in all configurations."""
+    yield from decode_cases()
+
+
+def decode_cases() -> Iterator[Case]:
+    """Yields the decode kernel for every head dim, block size and dtype.
+
+    For each head dim and dtype once also with a window and a soft cap.
+    """
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
+        for block_size in BLOCK_SIZES:
+            yield decode_case(head_dim, block_size, dtype)
+        yield decode_case(head_dim, 16, dtype, window=1024, soft_cap=50.0)
+
+
+def decode_case(
+    head_dim: int,
+    block_size: int,
+    dtype: Any,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Case:
+    """Returns the decode kernel in one configuration."""
+    config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
+    if window or soft_cap:
+        config += " window cap"
+    heads, kv_heads = HEADS[head_dim]
+    tokens, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
+    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    metadata = AttentionMetadata(
+        block_tables=i32((tokens, width)),
+        rows=i32((tokens,)),
+        lengths=i32((tokens,)),
+        num_decode=i32(()),
+        num_tokens=i32(()),
+        tile_start=i32((0,)),
+        tile_len=i32((0,)),
+        num_tiles=i32(()),
+    )
+    cache = jax.ShapeDtypeStruct(
+        (layers, num_blocks, block_size, kv_heads, head_dim), dtype
+    )
+
+    def attend(q, k_cache, v_cache, metadata):
+        return paged_attention_mosaic(
+            q,
+            k_cache,
+            v_cache,
+            1,
+            metadata,
+            scale=head_dim**-0.5,
+            window=window,
+            soft_cap=soft_cap,
+        )
+
+    return Case(
+        name="decode",
+        config=config,
+        function=attend,
+        args=(
+            jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
+            cache,
+            cache,
+            metadata,
+        ),
+        in_flight=ring_bytes(head_dim, block_size),
+        covering=config in COVERING,
+    )

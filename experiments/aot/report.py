@@ -1,0 +1,123 @@
+"""The report: what each kernel came to, and whether that is what must hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+# What each multiprocessor must have asked for at least, whatever the target needs.
+LEAST_LOADS = 32 * 1024
+
+COLUMNS = (
+    ("kernel", 8),
+    ("configuration", 32),
+    ("target", 7),
+    ("regs", 5),
+    ("spill", 6),
+    ("stack", 6),
+    ("SMEM", 8),
+    ("HGMMA", 6),
+    ("TMA", 4),
+    ("in flight", 10),
+    ("aliased", 9),
+    ("", 0),
+)
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """Returns what is wrong with a kernel's row; see `kernels.Result.row`."""
+    found = []
+    for name, allowed in (("spill_bytes", 0), ("stack_bytes", 0), ("local_memory", 0)):
+        if row[name] > allowed:
+            found.append(f"{name} is {row[name]}, must be {allowed}")
+    if row["loads_in_flight"] is not None:
+        if not row["hgmma"]:
+            found.append("no tensor-core instruction")
+        needed = max(LEAST_LOADS, row["loads_needed"])
+        if row["loads_in_flight"] < needed:
+            found.append(
+                f"{row['loads_in_flight']} bytes of loads in flight, needs {needed}"
+            )
+    if row["aliased_bytes"] != row["donated_bytes"]:
+        found.append(
+            f"{row['aliased_bytes']} bytes in place of {row['donated_bytes']} donated"
+        )
+    return found
+
+
+def header() -> str:
+    """Returns the table's first line."""
+    return "".join(f"{name:<{width}s}" for name, width in COLUMNS).rstrip()
+
+
+def line(row: dict[str, Any]) -> str:
+    """Returns a kernel's line of the table."""
+    in_flight = row["loads_in_flight"]
+    values = (
+        row["name"],
+        row["config"],
+        row["target"],
+        row["registers"],
+        row["spill_bytes"],
+        row["stack_bytes"],
+        row["smem_bytes"],
+        row["hgmma"],
+        row["tma_loads"],
+        "-" if in_flight is None else f"{in_flight / 1024:.0f} KiB",
+        "all" if row["aliased_bytes"] else "-",
+        "; ".join(faults(row)),
+    )
+    cells = (f"{value!s:<{width}s}" for value, (_, width) in zip(values, COLUMNS))
+    return "".join(cells).rstrip()
+
+
+def loads_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns what the loads in flight must come to, for the targets of some rows."""
+    needs = sorted({(row["target"], row["loads_needed"]) for row in rows})
+    parts = ", ".join(f"{need / 1024:.0f} KiB on {target}" for target, need in needs)
+    return (
+        "Loads in flight for each multiprocessor: at least bandwidth x latency / "
+        f"multiprocessors, {parts}; and {LEAST_LOADS // 1024} KiB in any case."
+    )
+
+
+def step_faults(step: dict[str, Any]) -> list[str]:
+    """Returns what is wrong with a compiled step; see `step.compile_step`."""
+    found = []
+    if step["aliased_bytes"] != step["donated_bytes"]:
+        found.append(
+            f"{step['aliased_bytes']} bytes in place of {step['donated_bytes']} donated"
+        )
+    if step["cache_copies"]:
+        found.append(f"{step['cache_copies']} copies of the cache")
+    if step["device_share"] > 1:
+        found.append("does not fit in the device's memory")
+    return found
+
+
+def step_lines(step: dict[str, Any]) -> list[str]:
+    """Returns what there is to say of a compiled step."""
+    sizes = ", ".join(
+        f"{what} {step[name] / 2**20:.0f} MiB"
+        for what, name in (
+            ("weights", "weight_bytes"),
+            ("activations", "activation_bytes"),
+            ("KV", "kv_bytes"),
+            ("other state", "state_bytes"),
+        )
+    )
+    lines = [
+        "",
+        f"Step of {step['model']} on {step['target']}: {step['config']}",
+        f"  {sizes}; {step['device_share']:.1%} of the device's memory",
+        f"  in place: {step['aliased_bytes'] / 2**20:.0f} MiB of "
+        f"{step['donated_bytes'] / 2**20:.0f}; copies of the cache: "
+        f"{step['cache_copies']}",
+        *(f"  WRONG: {fault}" for fault in step_faults(step)),
+        "  least time of a decode step: batch, context, us, bound by, tokens/s",
+    ]
+    for bound in step["rooflines"]:
+        by = "memory" if bound["memory_s"] >= bound["compute_s"] else "products"
+        lines.append(
+            f"  {bound['batch']:6d}{bound['context']:8d}{bound['seconds'] * 1e6:9.0f}"
+            f"  {by:9s}{bound['batch'] / bound['seconds']:12.0f}"
+        )
+    return lines

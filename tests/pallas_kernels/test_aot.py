@@ -1,0 +1,47 @@
+"""The kernels and the engine's step, compiled for Hopper GPUs without one."""
+
+from aot_environment import report
+
+from experiments.aot.report import faults, step_faults
+
+SCHEMA = {
+    "name",
+    "config",
+    "target",
+    "registers",
+    "spill_bytes",
+    "stack_bytes",
+    "smem_bytes",
+    "hgmma",
+}
+
+
+def test_decode_compiles_without_spills_and_keeps_the_memory_busy():
+    found = report(
+        "--covering", "--target", "h200", "--part", "kernels", "--only", "decode"
+    )
+    assert found["exit"] == 0, [
+        (row["config"], faults(row)) for row in found["kernels"]
+    ]
+    rows = found["kernels"]
+    assert {row["target"] for row in rows} == {"h200"}
+    assert len(rows) >= 9
+    for row in rows:
+        assert SCHEMA <= row.keys()
+        assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
+        assert row["hgmma"] > 0, row
+        assert row["smem_bytes"] <= 232448, row
+        assert row["registers"] <= 255, row
+        assert row["loads_in_flight"] >= max(32 * 1024, row["loads_needed"]), row
+
+
+def test_the_step_is_changed_in_place_and_fits():
+    found = report("--covering", "--target", "h100", "--part", "steps")
+    (step,) = found["steps"]
+    assert found["exit"] == 0, step_faults(step)
+    assert step["aliased_bytes"] == step["donated_bytes"] > step["kv_bytes"] > 0
+    assert step["cache_copies"] == 0
+    # 256 rows of logits in float32, and a few arrays of their size, at most.
+    assert step["activation_bytes"] < 6 * 256 * 49152 * 4
+    times = [bound["seconds"] for bound in step["rooflines"]]
+    assert times == sorted(times) and times[0] > 0
