@@ -50,6 +50,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.products = "auto"
     config.engine.dtype = "float32"
     config.engine.steps_per_sync = 32
+    config.engine.steps_per_sync_offline = 256
 
     # `experiments.settings.WorkloadSettings`, likewise.
     config.workload = ConfigDict()

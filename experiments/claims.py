@@ -12,7 +12,7 @@ from experiments.token_check import Difference
 _UTILIZATION_GOAL = 90.0
 _SPEEDUP_GOAL = 2.0
 _OVER_CAPACITY_GOAL = 3.0
-_SYNCS_GOAL = 0.02
+_SYNCS_GOAL = 0.005
 # Token states / what is reserved, in %, from the paper's Fig 2.
 _PAPER_OF_RESERVED = {"max": 22.4, "pow2": 46.0, "oracle": 60.3}
 

@@ -217,7 +217,7 @@ class DeviceLoop:
         return jnp.array([*slots, *padding], jnp.int32)
 
 
-def _wait(value: jax.Array) -> None:
+def _wait(value: Any) -> None:
     """Waits until a value is there, without reading it, and so that Ctrl-C is heard."""
     pause = _SHORTEST_WAIT_S
     while not value.is_ready():

@@ -36,10 +36,10 @@ class Orders(NamedTuple):
       early: bool[R + 1]. Requests whose tokens are wanted though they have not ended.
     """
 
-    max_steps: jax.Array | np.ndarray
-    most_ended: jax.Array | np.ndarray
-    new_log: jax.Array | np.ndarray
-    early: jax.Array | np.ndarray
+    max_steps: jax.Array
+    most_ended: jax.Array
+    new_log: jax.Array
+    early: jax.Array
 
 
 def make_orders(
@@ -54,7 +54,9 @@ def make_orders(
     marks = np.zeros(num_requests + 1, bool)
     marks[list(early)] = True
     most_ended = num_requests + 1 if most_ended is None else most_ended
-    return Orders(np.int32(max_steps), np.int32(most_ended), np.bool_(new_log), marks)
+    # Of numpy: the compiled program takes them as they are.
+    values: Any = np.int32(max_steps), np.int32(most_ended), np.bool_(new_log), marks
+    return Orders(*values)
 
 
 class Report(NamedTuple):

@@ -27,6 +27,7 @@ from paged_jax.sequences import SequenceStatus
 from paged_jax.state import EngineState
 from paged_jax.submit import pack_requests, submit
 
+_EVENTS = ("admitted", "retired", "grown", "copied")
 _PREFIX = 40  # tokens; in blocks of 16 the last one is half full
 _PROMPTS = (8, 73)  # tokens behind the prefix, drawn uniformly below the second
 _OUTPUTS = (16, 145)
@@ -96,7 +97,7 @@ def time_steady_schedule(
         seen.append(look(recorded))
         recorded = run(recorded, 1)
     running, *counts = np.mean(seen, axis=0).tolist()
-    events = dict(zip(("admitted", "retired", "grown", "copied"), counts))
+    events: dict[str, float] = dict(zip(_EVENTS, counts))
     missing = [name for name, count in events.items() if count <= 0]
     if missing:
         raise RuntimeError(

@@ -26,7 +26,7 @@ def row(key, tokens_per_s=100.0, **cell):
                 "external": 0.05,
             },
             "output_tokens_per_s": tokens_per_s,
-            "host_syncs_per_token": 0.01,
+            "host_syncs_per_token": 0.001,
             "compilations": 0,
             "block_table_bytes": 100,
             "cow_bytes": 0,
