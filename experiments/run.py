@@ -110,7 +110,7 @@ class Experiment:
         check_claims(self._claims, [], [])
         self.folder: ResultsFolder | None = None
         self._plan_shown = False
-        self._models: dict[tuple[str, str, str], Any] = {}
+        self._models: dict[tuple, Any] = {}
         self._workloads: dict[Any, Workload] = {}
 
     def run(self) -> None:

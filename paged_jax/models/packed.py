@@ -135,7 +135,7 @@ def pack_kernels(
         in_panels = kernel.reshape(words, word, panels, width)
         packed[index] = in_panels.transpose(2, 0, 3, 1)
     if quantized:
-        return jax.device_put(Int8Weights(packed, scales))
+        return Int8Weights(jax.device_put(packed), jax.device_put(scales))
     return jax.device_put(packed)
 
 

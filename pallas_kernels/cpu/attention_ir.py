@@ -8,6 +8,7 @@ result is the same to the bit in any batch.
 
 import functools
 import math
+from typing import Any
 
 from llvmlite import ir
 
@@ -280,8 +281,9 @@ def _scores(
             ]
             kind = ir.VectorType(I32, lanes)
             masks.append(ir.Constant(kind, [I32(i) for i in picked]))
+        low, high = masks
         return [
-            b.fadd(*(b.shuffle_vector(x, y, mask) for mask in masks))
+            b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high))
             for x, y in zip(
                 summed(first, half), summed(first + half, half), strict=True
             )
@@ -302,7 +304,7 @@ def _mix(
     offsets,
 ) -> None:
     """Fades what is at each place, f32[D], and adds a tile's values by its weights."""
-    sums = [
+    sums: list[list[Any]] = [
         [b.fmul(old, fade) for old in _load_row(b, place, lanes, head_dim, "float32")]
         for place, fade in zip(places, fades, strict=True)
     ]

@@ -8,6 +8,7 @@ float32.
 """
 
 import functools
+from typing import Any
 
 from llvmlite import ir
 
@@ -45,15 +46,13 @@ _ROWS = 6
 _FEW_ROWS = 4
 
 
-def make(module: ir.Module, target: Target, dtype: str) -> Tiles:
+def make(module: ir.Module, target: Target) -> Tiles:
     """Adds the tiles of a product: a step is a group.
 
     Args:
         module: the module.
         target: the processor.
-        dtype: dtype of the weights, int8.
     """
-    del dtype
     lanes = target.lanes
     word_bytes = 4 * target.panel
     line = _WORDS * word_bytes
@@ -75,7 +74,7 @@ def make(module: ir.Module, target: Target, dtype: str) -> Tiles:
         # than there are.
         before = b.block
         with counted_loop(b, I64(0), I64(_WORDS)) as word:
-            whole = [[b.phi(kind) for _ in range(2)] for _ in starts]
+            whole: list[list[Any]] = [[b.phi(kind) for _ in range(2)] for _ in starts]
             place = at(b, weights, b.mul(word, I64(word_bytes)))
             halves = [
                 b.load(at(b, place, half * lanes * 4), typ=kind, align=4)
@@ -152,18 +151,14 @@ def quantize(module: ir.Module, target: Target) -> ir.Function:
             factor = b.select(some, b.fdiv(FLOAT(127.0), size), FLOAT(0.0))
             factor = splat(b, factor, lanes)
             sums = constant(whole, 0)
-            bytes_ = at(b, place, b.mul(group, I64(GROUP)))
+            narrowed = at(b, place, b.mul(group, I64(GROUP)))
             for part, number in enumerate(parts):
                 rounded = b.call(even, [b.fmul(number, factor)])
                 rounded = b.fptosi(rounded, whole)
                 sums = b.add(sums, rounded)
                 narrow = b.trunc(rounded, ir.VectorType(I8, lanes))
-                b.store(narrow, at(b, bytes_, part * lanes), align=1)
-            put(
-                b,
-                starts,
-                b.mul(group, I64(4)),
-                b.mul(reduce(b, b.add, sums), I32(-128)),
-            )
+                b.store(narrow, at(b, narrowed, part * lanes), align=1)
+            start = b.mul(reduce(b, b.add, sums), I32(-128))
+            put(b, starts, b.mul(group, I64(4)), start)
     b.ret_void()
     return function

@@ -46,9 +46,12 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
         name: of the function.
     """
     quantized = dtype == "int8"
-    dots = dtype in target.dots
-    make = int8_tiles.make if quantized and dots else float_tiles.make
-    tiles = make(module, target, dtype)
+    rounds = quantized and dtype in target.dots
+    if rounds:
+        tiles = int8_tiles.make(module, target)
+        quantize = int8_tiles.quantize(module, target)
+    else:
+        tiles = float_tiles.make(module, target, dtype)
     panel_product = _panel_product(module, target, tiles)
 
     def plan(call: custom_call.Buffers) -> custom_call.Work:
@@ -58,7 +61,7 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
         layer, rows = call.scalar(2 + quantized), call.scalar(3 + quantized)
         first = b.mul(layer, panels)
         weights = at(b, call.data(1), b.mul(first, b.mul(steps, I64(tiles.line))))
-        scales, scale_bytes = weights, I64(0)
+        scales, scale_bytes = weights, I64(0)  # not looked at
         if quantized:
             scale_bytes = b.mul(call.dim(2, 2), I64(4 * target.panel))
             scales = at(b, call.data(2), b.mul(first, scale_bytes))
@@ -68,9 +71,8 @@ def build(module: ir.Module, target: Target, dtype: str, name: str) -> None:
         rest = b.mul(b.sub(call.dim(0, 0), rows), stride)
         b.call(memset, [at(b, call.out(), b.mul(rows, stride)), I32(0), rest])
         x, x_stride = call.data(0), b.mul(steps, I64(tiles.x_bytes))
-        if quantized and dots:
+        if rounds:
             x = call.out(1)
-            quantize = int8_tiles.quantize(module, target)
             b.call(quantize, [call.data(0), x, rows, steps])
         work = b.mul(b.mul(rows, steps), b.mul(panels, I64(tiles.words * target.panel)))
         items = b.select(b.icmp_unsigned("==", rows, I64(0)), I64(0), panels)

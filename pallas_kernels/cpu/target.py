@@ -59,9 +59,8 @@ def host_target() -> Target | None:
     if features.get("avx512f"):
         # Some processors are tuned for halves of a vector, which takes twice the
         # registers that a tile counts on.
-        features_given = features.flatten() + ",-prefer-256-bit"
         dots = tuple(dtype for dtype, name in _DOTS.items() if features.get(name))
-        return Target(cpu, features_given, 16, 32, dots)
+        return Target(cpu, features.flatten() + ",-prefer-256-bit", 16, 32, dots)
     if all(features.get(name) for name in ("avx2", "fma", "f16c")):
         return Target(cpu, features.flatten(), 8, 16)
     return None
