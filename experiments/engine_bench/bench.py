@@ -86,8 +86,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"some of {', '.join(engines.BY_NAME)}; by default all",
     )
+    cores = len(os.sched_getaffinity(0))
     parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="of each engine"
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[threads for threads in (1, 2) if threads <= cores],
+        help="of each engine; by default 1, then 2",
     )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
     parser.add_argument("--model", choices=models.NAMES, default="small")
@@ -108,7 +113,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--setup", action="store_true", help="install engines that are not there"
     )
     args = parser.parse_args(arguments)
-    cores = len(os.sched_getaffinity(0))
     if not all(1 <= threads <= cores for threads in args.threads):
         parser.error(f"--threads is {args.threads}; it must be from 1 to {cores} cores")
     for name in ("requests", "repeats"):

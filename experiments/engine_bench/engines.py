@@ -1,12 +1,14 @@
 """The engines that can be compared, where they are, and what each wants."""
 
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNERS = ROOT / "scripts/engines"
-HOME = ROOT / ".cache/engines"
+# As in `scripts/setup_engines`.
+HOME = ROOT / os.environ.get("ENGINES", ".cache/engines")
 OURS = "paged_jax"
 
 

@@ -15,7 +15,11 @@ from experiments.engine_bench.random_llama import (
 )
 from experiments.tiny_lm.checkpoint import save_directory
 from paged_jax.models import smollm2
+from paged_jax.models.gguf import read_config
+from paged_jax.models.gguf_file import GGUFFile
+from paged_jax.models.gguf_tokenizer import build_tokenizer
 from paged_jax.models.load import load_model
+from paged_jax.tokenizer import Tokenizer
 
 NAMES = ("small", "tiny", "smollm2")
 
@@ -58,13 +62,13 @@ class Model:
     def requests(self, count: int) -> list[workload.Request]:
         """Returns what is asked of this model."""
         if self.name == "smollm2":
-            return workload.real_requests(load_model(smollm2.NAME).tokenizer, count)
+            return workload.real_requests(_smollm2_tokenizer(), count)
         return workload.random_requests(SHAPES[self.name].vocab_size, count)
 
     def stop_ids(self) -> tuple[int, ...]:
         """Returns the tokens that end a text of this model, if it may generate them."""
         if self.name == "smollm2":
-            return load_model(smollm2.NAME).config.eos_token_ids
+            return _smollm2_tokenizer().eos_token_ids
         return ()
 
     def directory(self) -> Path:
@@ -107,6 +111,12 @@ class Model:
                 lines = done.stderr.strip().splitlines() or ["no message"]
                 raise FormError(f"the model could not be converted: {lines[-1]}")
         return folder
+
+
+def _smollm2_tokenizer() -> Tokenizer:
+    """Reads it without the weights."""
+    file = GGUFFile(smollm2.find_gguf())
+    return build_tokenizer(file, read_config(file))
 
 
 def _dequantise(folder: Path) -> None:

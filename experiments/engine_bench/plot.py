@@ -20,7 +20,8 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
       runs: from `report.describe_run`.
       path: the file, a PNG or an SVG.
     """
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": "engines"}):
+    style: dict[Any, Any] = STYLE | {"svg.hashsalt": "engines"}
+    with matplotlib.rc_context(style):
         names = list(runs[0]["engines"])
         figure = Figure(
             figsize=(1.5 + 3.2 * len(runs), 1.2 + 0.35 * len(names)),

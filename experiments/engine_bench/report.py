@@ -98,7 +98,7 @@ def table(run: dict[str, Any]) -> str:
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     plural = "s" if run["threads"] > 1 else ""
     title = f"{run['dtype']}, {run['threads']} thread{plural}"
-    return "\n".join([title, "", lines[0], rule, *lines[1:]])
+    return "\n".join([title, "", lines[0], rule, *lines[1:], *_about_ours(run)])
 
 
 def _describe_engine(
@@ -151,6 +151,20 @@ def _ratio_of_best_dtypes(runs: Sequence[dict[str, Any]]) -> float | None:
                 (max(ours, rate), others) if name == OURS else (ours, max(others, rate))
             )
     return ours / others if ours and others else None
+
+
+def _about_ours(run: dict[str, Any]) -> list[str]:
+    """Returns what this project promises of its own serving, as a line if it ran."""
+    details = run["engines"].get(OURS, {}).get("details", {})
+    if "host_syncs_per_token" not in details:
+        return []
+    return [
+        "",
+        f"{OURS}: {details['host_syncs_per_token']:.4f} host syncs a token, "
+        f"{details['compilations']} compilations while serving, "
+        f"{details['iterations']} iterations, "
+        f"{details['recomputed_tokens']} tokens computed again",
+    ]
 
 
 def _row(name: str, entry: dict[str, Any], rate_of_best: float | None) -> list[str]:

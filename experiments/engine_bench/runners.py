@@ -13,7 +13,7 @@ from experiments.engine_bench import usage
 
 # Longest wait for an answer, in seconds: compiling, or the slowest engine's round.
 PATIENCE_S = 1800.0
-_ENDING_S = 30.0
+_ENDING_S = 10.0
 # Threads that one of these would start beside the ones that are asked for; and what
 # machines set to pin older kernels, which slow NumPy down.
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -53,15 +53,15 @@ def random_requests(vocab_size: int, count: int = NUM_REQUESTS) -> list[Request]
 
 
 def real_requests(tokenizer: Tokenizer, count: int = NUM_REQUESTS) -> list[Request]:
-    """Returns the project's own prompts, as many and as long as in ShareGPT.
+    """Returns the project's own prompts, with lengths spread as in ShareGPT.
 
-    Lengths are halved, so that the KV budget holds a dozen or two at once.
+    They are a quarter of those, so that the KV budget holds a few dozen at once.
 
     Args:
       tokenizer: of the model, with its chat template.
       count: how many.
     """
-    settings = WorkloadSettings(num_requests=count, length_scale=2.0)
+    settings = WorkloadSettings(num_requests=count, length_scale=4.0)
     workload = build_workload(settings, MAX_MODEL_LEN, 0, tokenizer)
     return [Request(list(r.tokens), r.output_len) for r in workload.requests]
 

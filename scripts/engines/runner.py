@@ -141,5 +141,4 @@ def die_with_parent() -> None:
 
 def _take_cores(count: int) -> None:
     """Binds this process, and all it starts, to the last cores that it may use."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-count:])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-count:])

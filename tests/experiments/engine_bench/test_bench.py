@@ -149,6 +149,17 @@ def test_the_table_has_a_row_for_each_engine():
     assert openvino[-2] == "not installed; run this"
 
 
+def test_what_is_promised_of_ours_is_below_the_table():
+    details = {"host_syncs_per_token": 0.00031, "compilations": 0}
+    details |= {"iterations": 336, "recomputed_tokens": 12}
+    found = [measured("paged_jax", 1.0, details=details)]
+    run = report.describe_run(2, "float32", found, REQUESTS, REFERENCE)
+    assert report.table(run).endswith(
+        "|\n\npaged_jax: 0.0003 host syncs a token, 0 compilations while serving, "
+        "336 iterations, 12 tokens computed again"
+    )
+
+
 @pytest.mark.parametrize("suffix", plot.SUFFIXES)
 def test_the_figure_shows_all_engines(tmp_path, suffix):
     run = describe(paged_jax=(1,), vllm=(2,))

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from experiments.engine_bench import workload
+from experiments.engine_bench.models import Model
 from experiments.engine_bench.random_llama import SHAPES
 from experiments.engine_bench.workload import Request
+from paged_jax import load_model
 
 # From the same distributions and seed, computed apart from this code.
 FIRST = [27469, 17732, 24453, 25911, 1955]
@@ -59,3 +61,17 @@ def test_the_digest_tells_workloads_apart():
     assert workload.digest(requests) == workload.digest(list(requests))
     longer = [*requests[:2], requests[2]._replace(max_tokens=1)]
     assert workload.digest(requests) != workload.digest(longer)
+
+
+def test_real_requests_are_the_projects_own_prompts():
+    model = Model("smollm2")
+    requests = model.requests(8)
+    assert requests == model.requests(8)
+    tokenizer = load_model("smollm2-135m").tokenizer
+    for request in requests:
+        assert "<|im_start|>user" in tokenizer.decode(
+            request.prompt, skip_special_tokens=False
+        )
+        assert len(request.prompt) + request.max_tokens <= workload.MAX_MODEL_LEN
+    assert model.stop_ids() == tokenizer.eos_token_ids
+    assert Model("small").stop_ids() == ()
