@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.compat import to_memory_of
+from pallas_kernels.compat import require_mosaic
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +64,13 @@ def init_kv_cache(
 
 
 def write_kv(
-    cache: KVCache, layer: int | jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array
+    cache: KVCache,
+    layer: int | jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slots: jax.Array,
+    *,
+    backend: str = "xla",
 ) -> KVCache:
     """Writes one layer's keys and values of a step's tokens.
 
@@ -73,11 +80,16 @@ def write_kv(
       k: dtype[N, K, D], keys.
       v: dtype[N, K, D], values.
       slots: i32[N], where each token goes. Padding names slot 0, in the null block.
+      backend: "pallas" (NVIDIA Hopper, jax >= 0.11) or "xla".
 
     Returns:
       The cache with the slots written. All leading axes are indexed (see
       docs/design.md): XLA then scatters in place and makes no copy of a layer.
     """
+    if _on_pallas(backend):
+        from pallas_kernels.mosaic_blocks import write_kv_mosaic
+
+        return KVCache(*write_kv_mosaic(cache.k, cache.v, layer, k, v, slots))
     block, offset = slots // cache.block_size, slots % cache.block_size
     return KVCache(
         k=cache.k.at[layer, block, offset].set(k.astype(cache.k.dtype)),
@@ -85,8 +97,22 @@ def write_kv(
     )
 
 
+def _on_pallas(backend: str) -> bool:
+    """Checks a backend; its module needs a jax that has the names it uses."""
+    if backend not in ("xla", "pallas"):
+        raise ValueError(f"Unknown cache backend {backend!r}; use 'xla' or 'pallas'.")
+    if backend == "pallas":
+        require_mosaic()
+    return backend == "pallas"
+
+
 def copy_blocks(
-    cache: KVCache, source: jax.Array, target: jax.Array, count: jax.Array
+    cache: KVCache,
+    source: jax.Array,
+    target: jax.Array,
+    count: jax.Array,
+    *,
+    backend: str = "xla",
 ) -> KVCache:
     """Copies whole blocks in every layer: the copies of a step's copy-on-write.
 
@@ -96,10 +122,16 @@ def copy_blocks(
       target: i32[C], blocks to copy to: distinct, and none of them a source.
       count: i32[], how many of the pairs are copied: the first ones. The work follows
         it, and is none when it is 0.
+      backend: "pallas" (NVIDIA Hopper, jax >= 0.11; one launch for all layers) or
+        "xla".
 
     Returns:
       The cache with the first `count` target blocks equal to their source blocks.
     """
+    if _on_pallas(backend):
+        from pallas_kernels.mosaic_blocks import copy_blocks_mosaic
+
+        return KVCache(*copy_blocks_mosaic(cache.k, cache.v, source, target, count))
 
     def copy(i: jax.Array, values: jax.Array) -> jax.Array:
         block = jax.lax.dynamic_index_in_dim(values, source[i], axis=1)

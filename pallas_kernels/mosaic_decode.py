@@ -47,6 +47,7 @@ def paged_attention_mosaic(
     window: int | None = None,
     splits: int | None = None,
     stages: int | None = None,
+    contiguous: bool = False,
     interpret: Any = None,
 ) -> jax.Array:
     """Runs every token as a row of its own, with its own length.
@@ -67,6 +68,8 @@ def paged_attention_mosaic(
         window: see `api.paged_attention`.
         splits: thread blocks that share a long context; None chooses.
         stages: depth of the ring of keys and values, 1 or more; None chooses.
+        contiguous: whether row `r` has the blocks from `r * T` on, whatever its table
+            says: the same kernel without paging, to see what paging costs.
         interpret: whether to interpret the kernel on the CPU; None interprets where
             jax has no GPU. Or a `plgpu.InterpretGPUParams`.
 
@@ -109,6 +112,7 @@ def paged_attention_mosaic(
         soft_cap=soft_cap,
         window=window,
         dtype=k_cache.dtype,
+        contiguous=contiguous,
         hints=not interpret,
     )
     queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)

@@ -44,6 +44,8 @@ class Config(NamedTuple):
         soft_cap: bound that the scores approach, or None.
         window: how many of the last tokens are visible, or None for all.
         dtype: of keys and values.
+        contiguous: whether each row's blocks lie side by side, in order, as many as a
+            table has room for: then no table is read.
         hints: whether to name layouts that the compiler is slow to find. The
             interpreter of jax 0.11 does not know them.
     """
@@ -57,6 +59,7 @@ class Config(NamedTuple):
     soft_cap: float | None
     window: int | None
     dtype: Any
+    contiguous: bool
     hints: bool
 
 
@@ -130,7 +133,11 @@ def thread_block(
             index = jnp.minimum(index, last)
             block = lax.div(index, jnp.int32(config.per_block))
             inner = lax.rem(index, jnp.int32(config.per_block))
-            return first + tables_ref[row, block] * config.per_block + inner
+            if config.contiguous:
+                block = row * tables_ref.shape[1] + block
+            else:
+                block = tables_ref[row, block]
+            return first + block * config.per_block + inner
 
         sources = (k_ref.at[:, :, head], v_ref.at[:, :, head, columns])
         _produce(sources, unit_id, start, count, buffers, barriers, config)
@@ -265,8 +272,10 @@ def _consume(
             for first in range(0, buffers.q.shape[-1], columns):
                 piece = pl.ds(first, columns)  # at once, it would not fit in registers
                 buffers.k_tile[:, piece] = _load(keys.at[:, piece], config)
-            _release(barriers.k_free.at[stage])
             _publish()
+            # After the fence: before it, not all that was asked of the stage need be
+            # there, and the producer would write over it.
+            _release(barriers.k_free.at[stage])
             keys = buffers.k_tile
 
         def multiply_keys(acc):
@@ -301,7 +310,6 @@ def _consume(
         # sequence and the first of a window have such slots.
         if buffers.v_tile is not None:
             buffers.v_tile[...] = cleared(_load(values, config))
-            _release(barriers.v_free.at[stage])
         else:
 
             @pl.when(
@@ -312,6 +320,7 @@ def _consume(
 
         _publish()
         if buffers.v_tile is not None:
+            _release(barriers.v_free.at[stage])
             values = buffers.v_tile
 
         def multiply_values(acc):

@@ -1,5 +1,7 @@
 """The KV cache: writes and block copies, and that they happen in place."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from program_text import IN_PLACE, operations_on
 
 from paged_jax.kv_cache import KVCache, copy_blocks, init_kv_cache, write_kv
+from pallas_kernels import compat
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 LAYERS, BLOCKS, BLOCK_SIZE, HEADS, DIM = 3, 7, 4, 2, 8
@@ -37,6 +40,31 @@ def test_write_goes_to_the_slots_of_one_layer():
         expected = np.array(before)
         expected[1, [3, 1, 0], [1, 0, 0]] = values
         np.testing.assert_array_equal(after, expected)
+
+
+@pytest.mark.skipif(not compat.has_mosaic(), reason="this jax is too old for pallas")
+def test_the_pallas_backend_leaves_the_same_in_every_block_but_the_null_block():
+    cache = filled_cache()
+    slots = jnp.array([13, 4, 0])
+    new = -jnp.arange(1, 1 + 3 * HEADS * DIM, dtype=jnp.float32).reshape(3, HEADS, DIM)
+
+    @functools.partial(jax.jit, static_argnames="backend")
+    def write_and_copy(cache, backend):
+        cache = write_kv(cache, 1, new, 2 * new, slots, backend=backend)
+        pairs = jnp.array([1, 3]), jnp.array([4, 2]), jnp.int32(2)
+        return copy_blocks(cache, *pairs, backend=backend)
+
+    xla, pallas = write_and_copy(cache, "xla"), write_and_copy(cache, "pallas")
+    np.testing.assert_array_equal(pallas.k[:, 1:], xla.k[:, 1:])
+    np.testing.assert_array_equal(pallas.v[:, 1:], xla.v[:, 1:])
+    assert not np.array_equal(xla.k[:, 1:], cache.k[:, 1:])
+
+
+def test_an_unknown_backend_is_named():
+    with pytest.raises(ValueError, match="Unknown cache backend 'cpu'; use 'xla' or"):
+        copy_blocks(
+            filled_cache(), *[jnp.zeros(1, int)] * 2, jnp.int32(0), backend="cpu"
+        )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])

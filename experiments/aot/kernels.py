@@ -12,6 +12,12 @@ import jax.numpy as jnp
 from experiments.aot.compile import Compiled, Figures, compile_for
 from experiments.aot.targets import Target
 from pallas_kernels import AttentionMetadata, limits
+from pallas_kernels.mosaic_blocks import (
+    copy_blocks_mosaic,
+    gather_blocks_mosaic,
+    scatter_blocks_mosaic,
+    write_kv_mosaic,
+)
 from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
 
 # Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
@@ -19,6 +25,7 @@ HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
 BLOCK_SIZES = tuple(1 << i for i in range(9))
 # Every head dim and dtype, blocks on each of the producer's routes, and the options.
 COVERING = (
+    "B=16 K=3 D=64 bfloat16",
     "D=64 B=16 bfloat16",
     "D=64 B=256 float16",
     "D=64 B=16 bfloat16 window cap",
@@ -102,6 +109,7 @@ class Result(NamedTuple):
             "loads_needed": self.target.loads_needed,
             "donated_bytes": self.donated_bytes,
             "aliased_bytes": self.compiled.aliased_bytes,
+            "temporary_bytes": self.compiled.temporary_bytes,
         }
 
 
@@ -114,6 +122,7 @@ def compile_case(case: Case, target: Target, dump: Path) -> Result:
 def cases() -> Iterator[Case]:
     """Yields all kernels in all configurations."""
     yield from decode_cases()
+    yield from block_cases()
 
 
 def decode_cases() -> Iterator[Case]:
@@ -180,3 +189,34 @@ def decode_case(
         in_flight=ring_bytes(head_dim, block_size),
         covering=config in COVERING,
     )
+
+
+def block_cases() -> Iterator[Case]:
+    """Yields the kernels that write to the cache, which they must do in place."""
+    for dtype in limits.KV_DTYPES:
+        for head_dim, (_, kv_heads) in HEADS.items():
+            for block_size in (1, 16, 256):
+                yield from _block_cases(block_size, kv_heads, head_dim, dtype)
+
+
+def _block_cases(
+    block_size: int, kv_heads: int, head_dim: int, dtype: Any
+) -> Iterator[Case]:
+    layers, num_blocks, tokens, pairs = 2, 64, 32, 16
+    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+
+    def blocks(count: int) -> Any:
+        shape = (layers, count, block_size, kv_heads, head_dim)
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    new = jax.ShapeDtypeStruct((tokens, kv_heads, head_dim), dtype)
+    cache, some, one = (blocks(num_blocks),) * 2, (blocks(pairs),) * 2, i32(())
+    some_ids = i32((pairs,))
+    config = f"B={block_size} K={kv_heads} D={head_dim} {jnp.dtype(dtype).name}"
+    for name, function, args, donate in (
+        ("write", write_kv_mosaic, (*cache, one, new, new, i32((tokens,))), (0, 1)),
+        ("copy", copy_blocks_mosaic, (*cache, some_ids, some_ids, one), (0, 1)),
+        ("gather", gather_blocks_mosaic, (*cache, some_ids, one), ()),
+        ("scatter", scatter_blocks_mosaic, (*cache, *some, some_ids, one), (0, 1)),
+    ):
+        yield Case(name, config, function, args, donate, covering=config in COVERING)

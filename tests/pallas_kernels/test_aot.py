@@ -35,6 +35,21 @@ def test_decode_compiles_without_spills_and_keeps_the_memory_busy():
         assert row["loads_in_flight"] >= max(32 * 1024, row["loads_needed"]), row
 
 
+def test_writes_to_the_cache_are_in_place():
+    found = report(
+        "--covering", "--target", "h100", "--part", "kernels", "--only", " B=16 K=3"
+    )
+    rows = found["kernels"]
+    assert found["exit"] == 0, [(row["config"], faults(row)) for row in rows]
+    assert [row["name"] for row in rows] == ["write", "copy", "gather", "scatter"]
+    for row in rows:
+        in_place = row["name"] != "gather"
+        assert (row["aliased_bytes"] == row["donated_bytes"] > 0) == in_place, row
+        # No room for a copy of the cache, nor of what is moved.
+        assert row["temporary_bytes"] < 1024, row
+        assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
+
+
 def test_the_step_is_changed_in_place_and_fits():
     found = report("--covering", "--target", "h100", "--part", "steps")
     (step,) = found["steps"]

@@ -137,6 +137,29 @@ def test_fewer_multiprocessors_want_fewer_splits():
 
 
 @needs_mosaic
+def test_without_a_table_rows_lie_side_by_side():
+    case = small_case([70, 20], spare_rows=0, table_width=5)
+    rows, width = case.metadata.block_tables.shape
+    in_order = np.arange(rows * width).reshape(rows, width)
+    # Each row's blocks go to the places that the arithmetic names.
+    tables = np.asarray(case.metadata.block_tables)
+    ordered = case._replace(
+        k_cache=case.k_cache[:, tables.reshape(-1)],
+        v_cache=case.v_cache[:, tables.reshape(-1)],
+        metadata=case.metadata._replace(block_tables=jnp.asarray(in_order, jnp.int32)),
+    )
+    expected = oracle(ordered)
+    np.testing.assert_array_equal(expected, oracle(case))
+    nowhere = jnp.full((rows, width), 10**6, jnp.int32)
+    blind = ordered._replace(metadata=ordered.metadata._replace(block_tables=nowhere))
+    attend = functools.partial(
+        paged_attention_mosaic, scale=case.scale, splits=1, contiguous=True
+    )
+    out = np.asarray(jax.jit(attend)(*blind.args()))
+    np.testing.assert_allclose(out, expected, atol=4e-3, rtol=0)
+
+
+@needs_mosaic
 def test_decode_and_prefill_through_the_api():
     case = small_case([70, 3], [Chunk(60, 6)], padding=1, window=66, soft_cap=30.0)
     attend = functools.partial(paged_attention, **case.options(), backend="pallas")

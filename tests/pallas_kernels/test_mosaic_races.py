@@ -37,10 +37,16 @@ def followed_reads(monkeypatch):
     compat.reset_interpreter()
 
 
-def run():
+def run(block_size=16):
     """Runs 5 tiles through 2 stages; raises if a race was found."""
     case = make_case(
-        [290], heads=2, kv_heads=1, head_dim=64, dtype=jnp.bfloat16, padding=0
+        [290],
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        block_size=block_size,
+        dtype=jnp.bfloat16,
+        padding=0,
     )
     attend = functools.partial(
         paged_attention_mosaic,
@@ -55,16 +61,21 @@ def run():
     np.testing.assert_allclose(out.astype(np.float64), oracle(case), atol=1e-2)
 
 
-def test_no_race():
-    run()
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_no_race(block_size):
+    """On both of the producer's routes, through registers and straight."""
+    run(block_size)
 
 
-@pytest.mark.parametrize("step", ["_await", "_await_free", "_publish"])
-def test_a_missing_step_is_noticed(monkeypatch, capfd, step):
+@pytest.mark.parametrize(
+    "step,block_size",
+    [("_await", 16), ("_await_free", 16), ("_publish", 16), ("_await_free", 4)],
+)
+def test_a_missing_step_is_noticed(monkeypatch, capfd, step, block_size):
     """Without the wait for copies, the wait for readers, or the fence before TMA."""
     monkeypatch.setattr(kernel, step, lambda *barrier: None)
     with pytest.raises((AssertionError, jax.errors.JaxRuntimeError)) as error:
-        run()
+        run(block_size)
     # jax 0.11 prints the race, and may then fail of it in another way; 0.12 raises it.
     printed = capfd.readouterr()
     assert "race" in f"{error.value}{printed.out}{printed.err}".lower()
