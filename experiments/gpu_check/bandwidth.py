@@ -35,7 +35,9 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
     """
     points, sizes = (POINTS, BLOCK_SIZES) if not small else (((2, 40),), (16,))
     turns, repeats = (1, 1) if small else (20, REPEATS)
-    shape = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
+    shape: dict[str, Any] = {}
+    if small:
+        shape = dict(heads=2, kv_heads=1, head_dim=64)
     for batch, length in points:
         for block_size in sizes:
             for name, make in CONTENDERS.items():

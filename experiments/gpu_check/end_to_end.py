@@ -1,5 +1,6 @@
 """The engine on the device: SmolLM2, or its shape with random weights."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -16,25 +17,22 @@ def serve(small: bool) -> dict[str, Any]:
     import jax
     import numpy as np
 
+    from experiments.smollm2_shape import SMOLLM2
     from paged_jax import Engine, EngineConfig, LoadedModel, SamplingParams
     from paged_jax.models.checkpoint import CheckpointError
-    from paged_jax.models.config import ModelConfig
     from paged_jax.models.llama import init_params
 
-    shape = dict(
-        vocab_size=49152, hidden_size=576, num_layers=30, intermediate_size=1536
-    )
+    config = SMOLLM2
     if small:
-        shape = dict(vocab_size=64, hidden_size=32, num_layers=1, intermediate_size=32)
-    config = ModelConfig(
-        num_heads=9 if not small else 2,
-        num_kv_heads=3 if not small else 1,
-        head_dim=64,
-        rope_theta=100000.0,
-        tie_embeddings=True,
-        dtype="bfloat16",
-        **shape,
-    )
+        config = dataclasses.replace(
+            config,
+            vocab_size=64,
+            hidden_size=32,
+            num_layers=1,
+            num_heads=2,
+            num_kv_heads=1,
+            intermediate_size=32,
+        )
     model, weights = None, "random"
     if not small:
         try:
@@ -49,7 +47,8 @@ def serve(small: bool) -> dict[str, Any]:
     requests, prompt, length = (2, 3, 2) if small else (8, 64, 128)
     rng = np.random.default_rng(0)
     asked = rng.integers(3, config.vocab_size, (requests, prompt)).tolist()
-    tokens, row = {}, dict(weights=weights, requests=requests)
+    tokens: dict[str, list] = {}
+    row: dict[str, Any] = dict(weights=weights, requests=requests)
     for backend in ("pallas", "xla"):
         engine = Engine(
             model,
