@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.cpu.attention import paged_attention_cpu
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.xla import paged_attention_xla
@@ -66,6 +65,9 @@ def paged_attention(
     _check_scores(soft_cap, window, backend)
     args = (q, k_cache, v_cache, layer, metadata)
     if backend == "cpu":
+        # Imported late: on a machine with a GPU its LLVM need not be installed.
+        from pallas_kernels.cpu.attention import paged_attention_cpu
+
         return paged_attention_cpu(*args, scale=scale)
     options: dict[str, Any] = dict(scale=scale, soft_cap=soft_cap, window=window)
     if backend == "reference":

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import compile_for
 from experiments.aot.targets import Target
+from experiments.smollm2_shape import SMOLLM2
 from paged_jax.config import EngineConfig
 from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
@@ -18,19 +19,6 @@ from paged_jax.models.llama import param_shapes
 from paged_jax.step import Program, run_steps
 from paged_jax.submit import init_state
 
-SMOLLM2 = ModelConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    intermediate_size=1536,
-    rope_theta=100000.0,
-    tie_embeddings=True,
-    max_position_embeddings=8192,
-    dtype="bfloat16",
-)
 CONFIG = EngineConfig(
     dtype="bfloat16",
     attention_backend="pallas",

@@ -1,0 +1,152 @@
+"""How much of the memory's speed decode attention gets, ours and others'."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.gpu_check.problems import Problem, make_problem
+from pallas_kernels import paged_attention
+from pallas_kernels.mosaic_decode import paged_attention_mosaic
+
+# (batch, tokens in each context). At 4 KiB a token, more than the L2 cache holds.
+POINTS = ((1, 65536), (16, 4096), (64, 1024), (256, 1024))
+BLOCK_SIZES = (16, 64)
+REPEATS = 5
+
+
+def copy_speed(num_bytes: int) -> float:
+    """Returns bytes per second, read and written, of a copy on the device."""
+    source = jnp.zeros(num_bytes // 4, jnp.float32)
+    # Not a plain copy, which a compiler may leave out.
+    seconds = _time(jax.jit(lambda x: x + 1), source)
+    return 2 * source.nbytes / seconds
+
+
+def compare(small: bool) -> Iterator[dict[str, Any]]:
+    """Yields what each contender does at each point.
+
+    Args:
+        small: whether to time one tiny point, for an interpreter.
+    """
+    points, sizes = (POINTS, BLOCK_SIZES) if not small else (((2, 40),), (16,))
+    turns, repeats = (1, 1) if small else (20, REPEATS)
+    shape: dict[str, Any] = {}
+    if small:
+        shape = dict(heads=2, kv_heads=1, head_dim=64)
+    for batch, length in points:
+        for block_size in sizes:
+            for name, make in CONTENDERS.items():
+                if small and name in ("cudnn", "triton"):
+                    continue
+                problem = make_problem(
+                    [length] * batch,
+                    block_size,
+                    shuffled=name != "contiguous",
+                    **shape,
+                )
+                row = dict(batch=batch, length=length, block_size=block_size, name=name)
+                try:
+                    run = _repeated(make(problem), turns)
+                    seconds = _time(run, problem.q, repeats=repeats) / turns
+                except Exception as error:
+                    # Others' kernels are private, or refuse a shape; ours must run.
+                    if name in OURS:
+                        raise
+                    text = str(error).strip().splitlines() or [type(error).__name__]
+                    yield row | dict(seconds=None, why_not=text[0][:120])
+                    continue
+                yield row | dict(seconds=seconds, speed=problem.kv_bytes / seconds)
+
+
+def _repeated(attend: Callable, turns: int) -> Callable:
+    """Returns a program that attends `turns` times, each time to the result before."""
+
+    @jax.jit
+    def run(q):
+        return jax.lax.fori_loop(0, turns, lambda _, x: attend(x).astype(x.dtype), q)
+
+    return run
+
+
+def _time(function: Callable, *args: Any, repeats: int = REPEATS) -> float:
+    """Returns the median of the wall times, in seconds, once it is compiled."""
+    jax.block_until_ready(function(*args))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*args))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _ours(problem: Problem, contiguous: bool = False) -> Callable:
+    return lambda q: paged_attention_mosaic(
+        q,
+        problem.k_cache,
+        problem.v_cache,
+        0,
+        problem.metadata,
+        scale=problem.scale,
+        contiguous=contiguous,
+    )
+
+
+def _xla(problem: Problem) -> Callable:
+    return lambda q: paged_attention(
+        q,
+        problem.k_cache,
+        problem.v_cache,
+        0,
+        problem.metadata,
+        scale=problem.scale,
+        backend="xla",
+    )
+
+
+def _cudnn(problem: Problem) -> Callable:
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    # As cuDNN wants the cache: no layers, and as many blocks as the tables name.
+    metadata = problem.metadata
+    keys, values = problem.k_cache[0, 1:], problem.v_cache[0, 1:]
+    tables = (metadata.block_tables - 1)[:, None, :, None]
+    ones = jnp.ones_like(metadata.lengths)
+    return lambda q: cudnn.paged_attention(
+        q[:, None],
+        keys,
+        values,
+        ones,
+        metadata.lengths,
+        tables,
+        tables,
+        scale=problem.scale,
+        mask_type=cudnn.MaskType.PADDING,
+    )[0][:, 0]
+
+
+def _triton(problem: Problem) -> Callable:
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as other
+
+    keys, values = (
+        x[0].transpose(2, 0, 1, 3) for x in (problem.k_cache, problem.v_cache)
+    )
+    metadata = problem.metadata
+    # It leaves the scaling to its caller.
+    return lambda q: other(
+        q * problem.scale, keys, values, metadata.block_tables, metadata.lengths
+    )
+
+
+CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
+    "pallas": _ours,
+    "contiguous": functools.partial(_ours, contiguous=True),
+    "cudnn": _cudnn,
+    "triton": _triton,
+    "xla": _xla,
+}
+OURS = ("pallas", "contiguous", "xla")

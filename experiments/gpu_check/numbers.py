@@ -1,0 +1,87 @@
+"""Every kernel on the device against what it must compute; jax and numpy only."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.gpu_check.problems import exact, make_problem
+from pallas_kernels import mosaic_blocks
+from pallas_kernels.mosaic_decode import paged_attention_mosaic
+
+# Largest errors at unit scale.
+ERRORS = {"bfloat16": 4e-3, "float16": 1e-3}
+HEADS = {64: (9, 3), 80: (4, 4), 96: (4, 4), 128: (32, 8), 256: (8, 4)}
+LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 300, 1111]
+
+
+def check(small: bool) -> Iterator[dict[str, Any]]:
+    """Yields name, error, limit and whether it holds, for each kernel and shape.
+
+    Args:
+        small: whether to check few and small cases, for an interpreter.
+    """
+    shapes = [(d, 16, "bfloat16") for d in HEADS]
+    shapes += [(128, b, "float16") for b in (1, 2, 4, 8, 64, 256)]
+    for head_dim, block_size, dtype in shapes[:1] if small else shapes:
+        heads, kv_heads = HEADS[head_dim]
+        problem = make_problem(
+            [3, 17] if small else LENGTHS,
+            block_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            poisoned=True,
+        )
+
+        # In float32, so that rounding the result does not count.
+        @jax.jit
+        def attend(q, k, v, metadata, scale=problem.scale):
+            q = q.astype(jnp.float32)
+            return paged_attention_mosaic(q, k, v, 0, metadata, scale=scale)
+
+        error = float(np.abs(np.asarray(attend(*problem)) - exact(problem)).max())
+        name = f"decode D={head_dim} B={block_size} {dtype}"
+        yield _row(name, error, ERRORS[dtype])
+    yield from _check_writes()
+
+
+def _row(name: str, error: float, limit: float) -> dict[str, Any]:
+    return dict(name=name, error=error, limit=limit, holds=bool(error <= limit))
+
+
+def _check_writes() -> Iterator[dict[str, Any]]:
+    """Yields the kernels that move bytes: they may not differ at all."""
+    shape = (2, 6, 16, 3, 64)
+    k = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 251
+    v = -k
+    caches = jnp.asarray(k, jnp.bfloat16), jnp.asarray(v, jnp.bfloat16)
+
+    def row(name: str, got: Any, expected: tuple[np.ndarray, np.ndarray]) -> dict:
+        errors = [np.abs(np.asarray(g, np.float32) - e) for g, e in zip(got, expected)]
+        return _row(name, float(max(e.max() for e in errors)), 0.0)
+
+    slots = np.array([33, 0, 95], np.int32)
+    new = np.ones((3, *shape[3:]), np.float32)
+    out = jax.jit(mosaic_blocks.write_kv_mosaic)(
+        *caches, jnp.int32(1), jnp.asarray(new), jnp.asarray(2 * new), slots
+    )
+    written = k.copy(), v.copy()
+    for array, value in zip(written, (1, 2)):
+        array[1, [2, 5], [1, 15]] = value
+    yield row("write", out, written)
+
+    source, target, count = jnp.array([1, 5]), jnp.array([4, 2]), jnp.int32(2)
+    out = jax.jit(mosaic_blocks.copy_blocks_mosaic)(*caches, source, target, count)
+    copied = k.copy(), v.copy()
+    for array in copied:
+        array[:, [4, 2]] = array[:, [1, 5]]
+    yield row("copy", out, copied)
+
+    staged = jax.jit(mosaic_blocks.gather_blocks_mosaic)(*caches, source, count)
+    yield row("gather", staged, (k[:, [1, 5]], v[:, [1, 5]]))
+    out = jax.jit(mosaic_blocks.scatter_blocks_mosaic)(*caches, *staged, target, count)
+    yield row("scatter", out, copied)

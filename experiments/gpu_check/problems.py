@@ -1,0 +1,118 @@
+"""Decode steps to check and to time, made on the device; needs jax and numpy only."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import AttentionMetadata
+
+
+class Problem(NamedTuple):
+    """A decode step over a cache of one layer, its blocks shuffled.
+
+    Attributes:
+        q: dtype[N, H, D].
+        k_cache: dtype[1, P, B, K, D].
+        v_cache: dtype[1, P, B, K, D].
+        metadata: where each token finds its context.
+    """
+
+    q: jax.Array
+    k_cache: jax.Array
+    v_cache: jax.Array
+    metadata: AttentionMetadata
+
+    @property
+    def scale(self) -> float:
+        """Factor on the scores."""
+        return self.q.shape[-1] ** -0.5
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values that the step must read."""
+        row = self.k_cache.shape[-2] * self.k_cache.shape[-1]
+        tokens = int(np.asarray(self.metadata.lengths).sum())
+        return 2 * tokens * row * self.k_cache.dtype.itemsize
+
+
+def make_problem(
+    lengths: list[int],
+    block_size: int,
+    *,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: str = "bfloat16",
+    poisoned: bool = False,
+    shuffled: bool = True,
+) -> Problem:
+    """Returns a step of one token for each of some contexts.
+
+    Args:
+        lengths: of the contexts.
+        block_size: B.
+        heads: H.
+        kv_heads: K.
+        head_dim: D.
+        dtype: of queries, keys and values, all at unit scale.
+        poisoned: whether all slots that hold no token are NaN.
+        shuffled: whether blocks lie in random places; else each row's lie side by side,
+            from its number times the table's width on.
+    """
+    rng = np.random.default_rng(0)
+    width = max(1, *(-(-length // block_size) for length in lengths))
+    num_blocks = len(lengths) * width + 1
+    order = np.arange(len(lengths) * width)
+    if shuffled:
+        order = 1 + rng.permutation(order)
+    tables = order.reshape(len(lengths), width).astype(np.int32)
+    keys = jax.random.split(jax.random.key(0), 3)
+    shape = (1, num_blocks, block_size, kv_heads, head_dim)
+    k_cache, v_cache = (jax.random.normal(key, shape, dtype) for key in keys[:2])
+    if poisoned:
+        live = np.zeros((num_blocks, block_size), bool)
+        for table, length in zip(tables, lengths):
+            at = np.arange(length)
+            live[table[at // block_size], at % block_size] = True
+        mask = jnp.asarray(live)[None, :, :, None, None]
+        k_cache, v_cache = (jnp.where(mask, x, jnp.nan) for x in (k_cache, v_cache))
+
+    def i32(values) -> jax.Array:
+        return jnp.asarray(np.asarray(values, np.int32))
+
+    metadata = AttentionMetadata(
+        block_tables=i32(tables),
+        rows=i32(range(len(lengths))),
+        lengths=i32(lengths),
+        num_decode=i32(len(lengths)),
+        num_tokens=i32(len(lengths)),
+        tile_start=i32([]),
+        tile_len=i32([]),
+        num_tiles=i32(0),
+    )
+    q = jax.random.normal(keys[2], (len(lengths), heads, head_dim), dtype)
+    return Problem(q, k_cache, v_cache, metadata)
+
+
+def exact(problem: Problem) -> np.ndarray:
+    """Returns the step's attention, computed in numpy's float64, f64[N, H, D]."""
+    q, k_cache, v_cache = (
+        np.asarray(x.astype(jnp.float32)).astype(np.float64) for x in problem[:3]
+    )
+    block_size, kv_heads, head_dim = k_cache.shape[2:]
+    tables = np.asarray(problem.metadata.block_tables)
+    out = np.zeros(q.shape)
+    for token, length in enumerate(np.asarray(problem.metadata.lengths)):
+        if not length:
+            continue
+        blocks = tables[token, : -(-length // block_size)]
+        keys = k_cache[0, blocks].reshape(-1, kv_heads, head_dim)[:length]
+        values = v_cache[0, blocks].reshape(-1, kv_heads, head_dim)[:length]
+        queries = q[token].reshape(kv_heads, -1, head_dim)
+        scores = problem.scale * np.einsum("kgd,tkd->kgt", queries, keys)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[token] = np.einsum("kgt,tkd->kgd", weights, values).reshape(q.shape[1:])
+    return out
