@@ -69,7 +69,7 @@ def test_the_report_has_all_that_a_reader_needs(summary):
         "8.0 requests of the model length",
         "smollm2-135m, float32",
         # Every metric that is reported.
-        ">0.50<", ">1.00<", ">12.3<", ">45.6<", ">20<", ">0.0100<", ">3072<",
+        ">0.50<", ">1.00<", ">12.3<", ">45.6<", ">20<", ">0.0010<", ">3072<",
         ">25.0%<", ">1234<", ">0.125<",
     ):  # fmt: skip
         assert text in html

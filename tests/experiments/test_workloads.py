@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TEXTS
+from prompt_texts import TEXTS
 
 from experiments.errors import UserError
 from experiments.lengths import draw_lengths
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_workload(settings, tokenizer):
 def test_the_same_seed_gives_the_same_workload_in_any_process(prompts_file):
     """No hash, no order of a set and no clock has a say."""
     program = f"""
-from conftest import byte_tokenizer
+from prompt_texts import byte_tokenizer
 from experiments.settings import WorkloadSettings
 from experiments.workloads import build_workload
 

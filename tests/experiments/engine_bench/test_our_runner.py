@@ -54,8 +54,8 @@ def test_all_tokens_are_generated_and_nothing_is_compiled(answers):
     for run in runs:
         assert [len(tokens) for tokens in run["tokens"]] == [6, 3, 9]
         assert run["details"]["compilations"] == 0
-        # One look at the end, and one at the tokens.
-        assert run["details"]["host_syncs_per_token"] == pytest.approx(2 / 18)
+        # One look at the end, which brings the tokens.
+        assert run["details"]["host_syncs_per_token"] == pytest.approx(1 / 18)
         assert 9 <= run["details"]["iterations"] <= 11
     assert runs[0]["tokens"] == runs[1]["tokens"]
 
