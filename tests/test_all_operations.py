@@ -20,6 +20,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES)
 def test_random_programs(name):
     programs, shape = SHAPES[name]

@@ -179,6 +179,7 @@ def check_all(names, outputs):
         assert_found(output, beams)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENGINES)
 def test_batch_and_memory_change_nothing(name):
     engine = engine_of(name)

@@ -37,6 +37,7 @@ def bench_step(*words):
     )
 
 
+@pytest.mark.long
 def test_json_is_one_object_and_nothing_else(model):
     small = ("--batches", 1, 3, "--contexts", 9, 40, "--steps", 2, "--repeats", 1)
     done = bench_step("--model", model, *small, "--json")

@@ -96,6 +96,7 @@ def test_batch_and_memory_change_nothing(name):
     assert_all_free(engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHARING)
 @pytest.mark.parametrize("size", [4, 6])
 def test_a_shared_prefix_changes_nothing(name, size):

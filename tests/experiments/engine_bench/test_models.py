@@ -89,6 +89,7 @@ def test_a_model_is_made_once(home):
     assert json.loads((home / "models/tiny/directory/config.json").read_text()) == {}
 
 
+@pytest.mark.long
 def test_smollm2_is_dequantised(home):
     model = models.Model("smollm2")
     written = load_model(model.path("directory", "float32"))

@@ -11,6 +11,8 @@ from experiments.engine_bench.random_llama import SHAPES, write_random_llama
 from experiments.engine_bench.runners import Runner
 from experiments.engine_bench.workload import Request
 
+pytestmark = pytest.mark.long
+
 MICRO = dataclasses.replace(
     SHAPES["tiny"], vocab_size=512, hidden_size=64, num_layers=2, head_dim=8
 )
