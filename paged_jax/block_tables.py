@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.block_pool import BlockPool, drop, hold, take
+from paged_jax.compat import read_first
 from paged_jax.sequences import Sequences, SequenceStatus, blocks_for, on_host
 
 
@@ -476,9 +477,7 @@ def release_row(
     row = jnp.where(ok, row, 0)
     column = jnp.arange(sequences.table_width, dtype=jnp.int32)
     # Read before anything is written: XLA would else copy the tables.
-    sequences, blocks = jax.lax.optimization_barrier(
-        (sequences, sequences.block_table[row])
-    )
+    sequences, blocks = read_first((sequences, sequences.block_table[row]))
     pool = drop(pool, blocks, ok & (column < sequences.num_blocks[row]))
 
     def clear(values):

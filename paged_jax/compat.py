@@ -1,5 +1,7 @@
 """What differs between the versions of JAX that are supported, in one place."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -21,6 +23,17 @@ def compiler_options(prefix_caching: bool) -> dict[str, str]:
     without them it makes copies of the pool's arrays (not of keys and values).
     """
     return {} if prefix_caching else COMPILER_OPTIONS
+
+
+def read_first(values: Any) -> Any:
+    """Returns a tree as it is, all of it read before what follows writes to it.
+
+    XLA may else copy what is read. On jax 0.10 nothing is said, since its XLA fails at
+    barriers in loops that are small enough to become a single kernel.
+    """
+    if jax.__version_info__ < (0, 11):
+        return values
+    return jax.lax.optimization_barrier(values)
 
 
 def host_memory() -> NamedSharding | None:
