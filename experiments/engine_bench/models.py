@@ -9,7 +9,7 @@ from experiments.engine_bench.folders import appear
 from experiments.engine_bench.gguf_export import KINDS, write_gguf
 from experiments.engine_bench.random_llama import (
     SHAPES,
-    hugging_face_config,
+    config_for_all,
     write_json,
     write_random_llama,
 )
@@ -125,7 +125,7 @@ def _dequantise(folder: Path) -> None:
     with appear(folder) as partial:
         tokenizer = model.tokenizer.backend
         save_directory(partial, model.config, model.params, tokenizer)
-        write_json(partial / "config.json", hugging_face_config(model.config))
+        write_json(partial / "config.json", config_for_all(model.config))
         write_json(
             partial / "tokenizer_config.json",
             {"tokenizer_class": "PreTrainedTokenizerFast"},

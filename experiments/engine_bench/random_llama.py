@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -9,6 +10,7 @@ from safetensors.numpy import save_file
 from tokenizers import models, pre_tokenizers
 
 from experiments.engine_bench.folders import appear
+from experiments.hugging_face_config import hugging_face_config
 from paged_jax.models.config import ModelConfig
 
 UNKNOWN, START, END = "<unk>", "<s>", "</s>"
@@ -58,7 +60,7 @@ def write_random_llama(folder: Path, config: ModelConfig, seed: int = 0) -> None
     with appear(folder) as partial:
         tensors = _tensors(config, np.random.default_rng(seed))
         save_file(tensors, partial / "model.safetensors", {"format": "pt"})
-        write_json(partial / "config.json", hugging_face_config(config))
+        write_json(partial / "config.json", config_for_all(config))
         word_tokenizer(config.vocab_size).save(str(partial / "tokenizer.json"))
         write_json(
             partial / "tokenizer_config.json",
@@ -72,34 +74,18 @@ def write_random_llama(folder: Path, config: ModelConfig, seed: int = 0) -> None
         )
 
 
-def hugging_face_config(config: ModelConfig) -> dict:
-    """Returns config.json of a plain float32 Llama.
+def config_for_all(config: ModelConfig) -> dict[str, Any]:
+    """Returns config.json of a plain float32 Llama, for readers of any age.
 
-    Two names of the same setting, where readers of different age want either.
+    Some want other names of a setting, or one number where others take a list.
     """
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": "silu",
+    return hugging_face_config(config) | {
         "attention_bias": False,
         "mlp_bias": False,
-        "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "max_position_embeddings": config.max_position_embeddings,
-        "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_ids[0],
         "pad_token_id": 0,
-        "dtype": "float32",
-        "torch_dtype": "float32",
+        "torch_dtype": config.dtype,
     }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
+from experiments.hugging_face_config import hugging_face_config
 from paged_jax.models.config import ModelConfig
 from paged_jax.models.llama import Params
 
@@ -28,31 +29,11 @@ def save_directory(
     plain = not (config.qkv_bias or config.qk_norm or config.rope_divisors)
     if not plain or config.dtype != "float32":
         raise ValueError(f"only a plain float32 Llama can be written, not {config}")
-    (path / "config.json").write_text(json.dumps(_config(config), indent=2) + "\n")
+    (path / "config.json").write_text(
+        json.dumps(hugging_face_config(config), indent=2) + "\n"
+    )
     save_file(_tensors(config, params), path / "model.safetensors", {"format": "pt"})
     tokenizer.save(str(path / "tokenizer.json"))
-
-
-def _config(config: ModelConfig) -> dict:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": "silu",
-        "rope_theta": config.rope_theta,
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "max_position_embeddings": config.max_position_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids),
-        "dtype": config.dtype,
-    }
 
 
 def _tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:

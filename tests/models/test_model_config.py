@@ -3,7 +3,8 @@ import dataclasses
 import jax
 import pytest
 
-from paged_jax.models.config import ModelConfig, tiny, tiny_qwen2, tiny_qwen3
+from experiments.smollm2_shape import SMOLLM2
+from paged_jax.models.config import tiny, tiny_qwen2, tiny_qwen3
 from paged_jax.models.llama import init_params, param_shapes
 
 PRESETS = {
@@ -63,15 +64,6 @@ def test_an_impossible_shape_is_refused(changes, message):
 
 
 def test_smollm2_has_135_million_parameters():
-    config = ModelConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        tie_embeddings=True,
-    )
+    config = dataclasses.replace(SMOLLM2, dtype="float32")
     assert config.num_params == 134_515_008
     assert config.kv_bytes_per_token() == 46_080
