@@ -11,7 +11,7 @@ requests behind one system prompt: paged + continuous, its blocks shared or not.
 Expected (quick: lengths and model length divided by 4): of the slots that are reserved,
 paged + continuous fills 92%, oracle 46%, pow2 40% and max 36%; with static batches 16
 to 38%. Some 21 sequences run at once instead of 8. Output tokens per second, over max
-and static: about 2.2x (1.87 to 2.27 in several runs). Sharing the system prompt: 1.2x.
+and static: about 2.2x (1.87 to 2.36 in several runs). Sharing the system prompt: 1.2x.
 All cells generate the same tokens. 3 min 44 s on two cores of 190 GFLOP/s and 30 GB/s,
 with a warm cache.
 """
