@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from machine_speed import Speed
 
+from experiments.machine_speed import Speed
 from paged_jax.batch import TokenBatch
 from paged_jax.kv_cache import KVCache
 from paged_jax.model_forward import ModelForward

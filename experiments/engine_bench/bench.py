@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments import environment
-from experiments.engine_bench import engines, models, plot, reference, report, workload
+from experiments.engine_bench import (
+    bound,
+    engines,
+    models,
+    plot,
+    reference,
+    report,
+    workload,
+)
 from experiments.engine_bench.engines import Engine
 from experiments.engine_bench.equality import Reference
 from experiments.engine_bench.measure import Contender, Measured, compare
@@ -162,11 +170,14 @@ def _run(
             if args.no_cold_start:
                 contender.compiles = False
             contenders.append(contender)
+    limit = None
+    if dtype == bound.DTYPE:
+        limit = bound.describe(model.config(), requests, bound.measure(threads))
     lengths = [request.max_tokens for request in requests]
     found = compare(contenders, args.repeats, lengths, _say)
     by_name = absent | {one.name: one for one in found}
     measured = [by_name[name] for name in args.engines]
-    return report.describe_run(threads, dtype, measured, requests, right)
+    return report.describe_run(threads, dtype, measured, requests, right, limit)
 
 
 def _contender(

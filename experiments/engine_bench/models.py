@@ -15,6 +15,7 @@ from experiments.engine_bench.random_llama import (
 )
 from experiments.tiny_lm.checkpoint import save_directory
 from paged_jax.models import smollm2
+from paged_jax.models.config import ModelConfig
 from paged_jax.models.gguf import read_config
 from paged_jax.models.gguf_file import GGUFFile
 from paged_jax.models.gguf_tokenizer import build_tokenizer
@@ -64,6 +65,12 @@ class Model:
         if self.name == "smollm2":
             return workload.real_requests(_smollm2_tokenizer(), count)
         return workload.random_requests(SHAPES[self.name].vocab_size, count)
+
+    def config(self) -> ModelConfig:
+        """Returns the model's shape."""
+        if self.name == "smollm2":
+            return read_config(GGUFFile(smollm2.find_gguf()))
+        return SHAPES[self.name]
 
     def stop_ids(self) -> tuple[int, ...]:
         """Returns the tokens that end a text of this model, if it may generate them."""

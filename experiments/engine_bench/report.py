@@ -31,6 +31,7 @@ def describe_run(
     measured: Sequence[Measured],
     requests: Sequence[Request],
     reference: Reference,
+    bound: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns what was measured with one number of threads and one dtype.
 
@@ -40,6 +41,7 @@ def describe_run(
       measured: the engines.
       requests: the workload.
       reference: its right tokens.
+      bound: what the machine allows, from `bound.describe`, where that is known.
     """
     engines = {
         one.name: _describe_engine(one, dtype, requests, reference) for one in measured
@@ -58,6 +60,10 @@ def describe_run(
         "engines": engines,
         "best_other": best,
         "ratio_vs_best": ratio,
+        "bound": bound,
+        "share_of_bound": ours / bound["output_tokens_per_s"]
+        if ours and bound
+        else None,
     }
 
 
@@ -72,6 +78,7 @@ def summarise(runs: Sequence[dict[str, Any]], **about: Any) -> dict[str, Any]:
     """
     last = runs[-1]
     names = ("threads", "dtype", "engines", "best_other", "ratio_vs_best")
+    names += ("bound", "share_of_bound")
     result = {**about, **{name: last[name] for name in names}, "runs": list(runs)}
     if len({run["dtype"] for run in runs}) > 1:
         result["ratio_of_best_dtypes"] = {
@@ -98,7 +105,9 @@ def table(run: dict[str, Any]) -> str:
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     plural = "s" if run["threads"] > 1 else ""
     title = f"{run['dtype']}, {run['threads']} thread{plural}"
-    return "\n".join([title, "", lines[0], rule, *lines[1:], *_about_ours(run)])
+    return "\n".join(
+        [title, "", lines[0], rule, *lines[1:], *_about_ours(run), *_about_bound(run)]
+    )
 
 
 def _describe_engine(
@@ -165,6 +174,20 @@ def _about_ours(run: dict[str, Any]) -> list[str]:
         f"{details['iterations']} iterations, "
         f"{details['recomputed_tokens']} tokens computed again",
     ]
+
+
+def _about_bound(run: dict[str, Any]) -> list[str]:
+    """Returns what the machine allows, as a line if that is known."""
+    bound = run["bound"]
+    if bound is None:
+        return []
+    line = (
+        f"The machine allows {bound['output_tokens_per_s']:.0f} output tokens/s "
+        f"({bound['gflops']:.0f} GFLOP/s, {bound['gigabytes_per_s']:.1f} GB/s)"
+    )
+    if run["share_of_bound"]:
+        line += f"; {OURS} reaches {run['share_of_bound']:.0%} of that"
+    return ["", line]
 
 
 def _row(name: str, entry: dict[str, Any], rate_of_best: float | None) -> list[str]:

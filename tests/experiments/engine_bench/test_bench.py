@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from experiments.engine_bench import bench, engines, plot, report
+from experiments.engine_bench import bench, bound, engines, plot, report
 from experiments.engine_bench.equality import Reference
 from experiments.engine_bench.measure import Contender, Measured, Timed, compare
 from experiments.engine_bench.runners import Runner
 from experiments.engine_bench.workload import Request
+from experiments.machine_speed import Speed
 
 FAKE_ENGINES = ("paged_jax", "transformers", "llamacpp")
 REQUESTS = [Request([5], 3), Request([6], 2)]
@@ -160,6 +161,18 @@ def test_what_is_promised_of_ours_is_below_the_table():
     )
 
 
+def test_the_share_of_what_the_machine_allows_is_below_the_table():
+    limit = {"gflops": 100.0, "gigabytes_per_s": 20.0, "output_tokens_per_s": 10.0}
+    found = [measured("paged_jax", 1.0), measured("vllm", 2.0)]
+    run = report.describe_run(1, "float32", found, REQUESTS, REFERENCE, limit)
+    assert run["share_of_bound"] == 0.5
+    assert report.table(run).endswith(
+        "|\n\nThe machine allows 10 output tokens/s (100 GFLOP/s, 20.0 GB/s); "
+        "paged_jax reaches 50% of that"
+    )
+    assert report.summarise([run])["share_of_bound"] == 0.5
+
+
 @pytest.mark.parametrize("suffix", plot.SUFFIXES)
 def test_the_figure_shows_all_engines(tmp_path, suffix):
     run = describe(paged_jax=(1,), vllm=(2,))
@@ -177,7 +190,8 @@ def test_the_figure_shows_all_engines(tmp_path, suffix):
 
 @pytest.fixture
 def fakes(home, fake_command, monkeypatch):
-    """Three fake engines; only llama.cpp's is not installed."""
+    """Three fake engines, one of them not installed, on a machine of known speed."""
+    monkeypatch.setattr(bound, "measure", lambda threads: Speed(2e10, 1e11))
     by_name = {
         name: engines.BY_NAME[name]._replace(form="any") for name in FAKE_ENGINES
     }
@@ -208,6 +222,10 @@ def test_json_is_one_object_and_lists_what_is_missing(fakes, capsys):
     assert result["ratio_vs_best"] == pytest.approx(
         result["engines"]["paged_jax"]["output_tokens_per_s"]
         / result["engines"]["transformers"]["output_tokens_per_s"]
+    )
+    assert result["share_of_bound"] == pytest.approx(
+        result["engines"]["paged_jax"]["output_tokens_per_s"]
+        / result["bound"]["output_tokens_per_s"]
     )
     assert result["reference"] == "transformers"
     assert result["workload"]["output_tokens"] == sum(
