@@ -18,16 +18,20 @@ from pallas_kernels import compat
 from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.mosaic_decode_kernel import (
-    KV_TILE,
-    MAX_COLUMNS,
     MIN_SPLIT_TILES,
-    MIN_TILED_UNIT,
-    ROWS,
-    Barriers,
     Buffers,
     Config,
     thread_block,
 )
+from pallas_kernels.mosaic_ring import (
+    KV_TILE,
+    MAX_COLUMNS,
+    MIN_TILED_UNIT,
+    Tiles,
+    make_ring,
+    swizzled,
+)
+from pallas_kernels.mosaic_softmax import ROWS, make_operands
 
 MAX_SPLITS = 128
 # What a thread block does once, whatever its share of the context, as tiles: it waits
@@ -98,9 +102,17 @@ def paged_attention_mosaic(
     context = metadata.block_tables.shape[1] * block_size
     context = min(context, window or context)
     config = Config(
-        unit=unit,
-        per_block=per_block,
-        stages=stages or choose_stages(head_dim, block_size),
+        tiles=Tiles(
+            unit=unit,
+            per_block=per_block,
+            stages=stages or choose_stages(head_dim, block_size),
+            scale=scale,
+            soft_cap=soft_cap,
+            window=window,
+            dtype=k_cache.dtype,
+            contiguous=contiguous,
+            hints=not interpret,
+        ),
         splits=splits
         or choose_splits(
             num_tokens * kv_heads * -(-head_dim // MAX_COLUMNS),
@@ -108,12 +120,6 @@ def paged_attention_mosaic(
             compat.multiprocessors(),
         ),
         group=group,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window,
-        dtype=k_cache.dtype,
-        contiguous=contiguous,
-        hints=not interpret,
     )
     queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
@@ -169,29 +175,6 @@ def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
     return min(range(1, most + 1), key=time)
 
 
-def _swizzled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any:
-    """Returns shared memory in the form that the TMA unit and wgmma share.
-
-    Args:
-        shape: of the buffer.
-        dtype: of the buffer.
-        like: swizzle as for rows of so many elements; both operands of a product must
-            have the same. By default those of the buffer.
-    """
-    bits = 8 * jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle((like or shape[-1]) * bits)
-    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
-    transform = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, transform))
-
-
-def _plain(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Returns shared memory that is laid out as the cache is."""
-    row = (1, min(shape[-1], MAX_COLUMNS))
-    tiling = plgpu.TilingTransform(row)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling,))
-
-
 def _partials(
     q: jax.Array,
     k_units: jax.Array,
@@ -223,41 +206,21 @@ def _partials(
         total f32[N, K, splits, group], sum of the weights, 0 where a split is empty.
     """
     num_tokens, kv_heads, group, head_dim = q.shape
-    copies = KV_TILE // config.unit
     f32 = jnp.float32
-
-    dtype, stages = config.dtype, config.stages
-    tiled = config.unit >= MIN_TILED_UNIT
     columns = min(head_dim, MAX_COLUMNS)
-    k_tile, v_tile = (KV_TILE, head_dim), (KV_TILE, columns)
-
-    def ring(shape):
-        shape = (stages, *shape)
-        return _swizzled(shape, dtype) if tiled else _plain(shape, dtype)
 
     def entry(*refs):
         buffers = Buffers(
-            q=_swizzled((ROWS, head_dim), dtype),
-            k=ring(k_tile),
-            v=ring(v_tile),
-            k_tile=None if tiled else _swizzled(k_tile, dtype),
-            v_tile=None if tiled else _swizzled(v_tile, dtype),
-            p=_swizzled((ROWS, KV_TILE), dtype, like=head_dim),
-            out=_swizzled((ROWS, columns), f32),
+            ring=make_ring(config.tiles, head_dim),
+            operands=make_operands(config.tiles, head_dim),
+            q_ready=plgpu.Barrier(),
+            out=swizzled((ROWS, columns), f32),
             top=plgpu.SMEM((ROWS,), f32),
             total=plgpu.SMEM((ROWS,), f32),
-        )
-        barriers = Barriers(
-            q_ready=plgpu.Barrier(),
-            k_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-            v_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-            k_free=plgpu.Barrier(num_barriers=stages),
-            v_free=plgpu.Barrier(num_barriers=stages),
         )
         pl.run_scoped(
             functools.partial(thread_block, *refs, config=config),
             buffers,
-            barriers,
             collective_axes="warpgroup",
         )
 

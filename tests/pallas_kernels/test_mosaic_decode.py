@@ -184,7 +184,7 @@ def test_what_the_kernel_does_not_take_is_named(changes, message):
 
 @needs_mosaic
 def test_a_group_fills_the_rows_of_a_product():
-    from pallas_kernels.mosaic_decode_kernel import ROWS
+    from pallas_kernels.mosaic_softmax import ROWS
 
     assert limits.MAX_GROUP == ROWS
 

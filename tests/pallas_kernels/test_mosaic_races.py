@@ -19,20 +19,20 @@ if not compat.has_mosaic():
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import mosaic_decode_kernel as kernel
+from pallas_kernels import mosaic_ring, mosaic_softmax
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
 
 @pytest.fixture(autouse=True)
 def followed_reads(monkeypatch):
-    matmul = kernel._matmul
+    matmul = mosaic_softmax.matmul
 
     def matmul_with_reads(acc, a, b, **kwargs):
         matmul(acc, a, b, **kwargs)
         _ = a[...], b[...]
         plgpu.commit_smem()
 
-    monkeypatch.setattr(kernel, "_matmul", matmul_with_reads)
+    monkeypatch.setattr(mosaic_softmax, "matmul", matmul_with_reads)
     yield
     compat.reset_interpreter()
 
@@ -69,11 +69,11 @@ def test_no_race(block_size):
 
 @pytest.mark.parametrize(
     "step,block_size",
-    [("_await", 16), ("_await_free", 16), ("_publish", 16), ("_await_free", 4)],
+    [("await_ready", 16), ("await_free", 16), ("publish", 16), ("await_free", 4)],
 )
 def test_a_missing_step_is_noticed(monkeypatch, capfd, step, block_size):
     """Without the wait for copies, the wait for readers, or the fence before TMA."""
-    monkeypatch.setattr(kernel, step, lambda *barrier: None)
+    monkeypatch.setattr(mosaic_ring, step, lambda *barrier: None)
     with pytest.raises((AssertionError, jax.errors.JaxRuntimeError)) as error:
         run(block_size)
     # jax 0.11 prints the race, and may then fail of it in another way; 0.12 raises it.
