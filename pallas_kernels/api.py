@@ -78,6 +78,10 @@ def paged_attention(
     from pallas_kernels.compat import require_mosaic
 
     require_mosaic()
+    if metadata.tile_start.shape[0]:
+        from pallas_kernels import mosaic_mixed
+
+        return mosaic_mixed.paged_attention_mixed(*args, **options, interpret=interpret)
     from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
     return paged_attention_mosaic(*args, **options, interpret=interpret)

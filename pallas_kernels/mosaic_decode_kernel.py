@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import mosaic_ring
 from pallas_kernels.mosaic_ring import KV_TILE, Ring, Tiles
-from pallas_kernels.mosaic_softmax import Operands, attend
+from pallas_kernels.mosaic_softmax import Operands, Reach, attend
 
 # The least tiles of a split; below, it costs more than it gains.
 MIN_SPLIT_TILES = 4
@@ -96,9 +96,9 @@ def thread_block(
             )
             plgpu.barrier_wait(buffers.q_ready)
 
-        visible = (low, length)
+        reach = Reach(low=low, length=length, lengths=lambda rows: length)
         out, top, total = attend(
-            start, count, visible, buffers.ring, buffers.operands, config.tiles
+            start, count, reach, buffers.ring, buffers.operands, config.tiles
         )
         buffers.out[...] = out
         buffers.top[...] = top

@@ -53,7 +53,9 @@ class Tiles(NamedTuple):
 class Ring(NamedTuple):
     """Stages of keys [stages, KV_TILE, D] and values [stages, KV_TILE, columns].
 
-    `*_ready`: the copies into a stage are done. `*_free`: its readers are.
+    `*_ready`: the copies into a stage are done. `*_free`: its readers are. `v_cleared`:
+    one of several readers has cleared what none may see; None where each reader clears
+    for itself.
     """
 
     k: Any
@@ -62,6 +64,7 @@ class Ring(NamedTuple):
     v_ready: Any
     k_free: Any
     v_free: Any
+    v_cleared: Any
 
 
 def make_ring(tiles: Tiles, head_dim: int, readers: int = 1) -> Ring:
@@ -73,10 +76,11 @@ def make_ring(tiles: Tiles, head_dim: int, readers: int = 1) -> Ring:
         readers: consumer warpgroups, which must all release a stage.
     """
     columns = min(head_dim, MAX_COLUMNS)
+    tiled = tiles.unit >= MIN_TILED_UNIT
 
     def stages(columns: int) -> Any:
         shape = (tiles.stages, KV_TILE, columns)
-        make = swizzled if tiles.unit >= MIN_TILED_UNIT else _plain
+        make = swizzled if tiled else _plain
         return make(shape, tiles.dtype)
 
     def barrier(arrivals: int) -> Any:
@@ -90,6 +94,7 @@ def make_ring(tiles: Tiles, head_dim: int, readers: int = 1) -> Ring:
         v_ready=barrier(copies),
         k_free=barrier(readers),
         v_free=barrier(readers),
+        v_cleared=barrier(1) if readers > 1 and tiled else None,
     )
 
 
@@ -122,6 +127,11 @@ def _plain(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def await_ready(barrier) -> None:
     """Waits for copies."""
+    plgpu.barrier_wait(barrier)
+
+
+def await_cleared(barrier) -> None:
+    """Waits for the consumer that clears values."""
     plgpu.barrier_wait(barrier)
 
 

@@ -1,6 +1,8 @@
 """What a consumer warpgroup of a Hopper kernel does: wgmma and the online softmax."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,16 +33,27 @@ class Operands(NamedTuple):
     v_tile: Any
 
 
-def make_operands(tiles: Tiles, head_dim: int) -> Operands:
-    """Returns the types of a consumer's operands, for `run_scoped`."""
-    dtype, columns = tiles.dtype, min(head_dim, MAX_COLUMNS)
+def make_operands(
+    tiles: Tiles, head_dim: int, consumers: tuple[int, ...] = ()
+) -> Operands:
+    """Returns the types of a consumer's operands, for `run_scoped`.
+
+    Args:
+        tiles: static choices.
+        head_dim: D.
+        consumers: axes in front, for several consumers.
+    """
+    columns = min(head_dim, MAX_COLUMNS)
+
+    def make(*shape: int, like: int | None = None) -> Any:
+        return mosaic_ring.swizzled((*consumers, *shape), tiles.dtype, like)
+
     tiled = tiles.unit >= MIN_TILED_UNIT
-    tile = (KV_TILE, head_dim), (KV_TILE, columns)
     return Operands(
-        q=mosaic_ring.swizzled((ROWS, head_dim), dtype),
-        p=mosaic_ring.swizzled((ROWS, KV_TILE), dtype, like=head_dim),
-        k_tile=None if tiled else mosaic_ring.swizzled(tile[0], dtype),
-        v_tile=None if tiled else mosaic_ring.swizzled(tile[1], dtype),
+        q=make(ROWS, head_dim),
+        p=make(ROWS, KV_TILE, like=head_dim),
+        k_tile=None if tiled else make(KV_TILE, head_dim),
+        v_tile=None if tiled else make(KV_TILE, columns),
     )
 
 
@@ -53,29 +66,60 @@ def _accumulator(shape: tuple[int, int]) -> Any:
     return plgpu.ACC(shape, jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def attend(start, count, visible, ring: Ring, operands: Operands, tiles: Tiles):
-    """Attends to tiles `start` to `start + count`, of tokens `visible[0]` to `[1]`.
+class Reach(NamedTuple):
+    """What a consumer's rows see of a context.
+
+    Attributes:
+        low: i32[], what lies before it no row sees.
+        length: i32[], what lies from it on no row sees.
+        lengths: from numbers of rows, i32[...], to the tokens up to what each row sees.
+        leader: bool[], whether this consumer clears the values that none of several
+            consumers sees; the others wait for it.
+    """
+
+    low: Any
+    length: Any
+    lengths: Callable[[Any], Any]
+    leader: Any = True
+
+
+def attend(
+    start,
+    count,
+    reach: Reach,
+    ring: Ring,
+    operands: Operands,
+    tiles: Tiles,
+    *,
+    done=0,
+    unmasked=0,
+):
+    """Attends to tiles `start` to `start + count` of a context.
+
+    Args:
+        start: first tile.
+        count: of tiles.
+        reach: what is visible.
+        ring: where the tiles come from.
+        operands: of this consumer, with queries.
+        tiles: static choices.
+        done: tiles that have gone through the ring before.
+        unmasked: how many tiles, from the first on, all rows see in full.
 
     Returns:
         The sums of weighted values, f32[ROWS, columns]; the largest score, in units of
-        log2, and the sum of the weights, f32[ROWS].
+        log2, and the sum of the weights, f32[ROWS]. A row that has seen nothing has a
+        largest score of `MASKED`, and sums that mean nothing.
     """
     columns = ring.v.shape[-1]
-    low, length = visible
 
-    def step(i, carry):
+    def step(i, carry, masked):
         out, top, total = carry
-        stage = mosaic_ring.stage_of(i, tiles)
+        stage = mosaic_ring.stage_of(done + i, tiles)
         first = (start + i) * KV_TILE
-        left = length - first  # tokens from this tile to the end
-        hidden = low - first  # tokens of this tile that are before the window
-
-        def is_visible(index):
-            return (index < left) & (index >= hidden) if tiles.window else index < left
-
-        scores = _multiply_keys(stage, ring, operands, tiles)
-        column = lax.broadcasted_iota(jnp.int32, (ROWS, KV_TILE), 1)
-        scores = jnp.where(is_visible(column), _in_log2(scores, tiles), MASKED)
+        scores = _in_log2(_multiply_keys(stage, ring, operands, tiles), tiles)
+        if masked:
+            scores = jnp.where(_is_visible(first, reach, tiles), scores, MASKED)
         new_top = jnp.maximum(top, scores.max(axis=1))
         fade = jnp.exp2(top - new_top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
@@ -87,23 +131,11 @@ def attend(start, count, visible, ring: Ring, operands: Operands, tiles: Tiles):
 
         mosaic_ring.await_ready(ring.v_ready.at[stage])
         values = ring.v.at[stage]
-
-        def cleared(tile):
-            line = lax.broadcasted_iota(jnp.int32, tile.shape, 0)
-            return jnp.where(is_visible(line), tile, jnp.zeros_like(tile))
-
-        # 0 * NaN is NaN: what no query may see must be cleared. Only the last tile of a
-        # sequence and the first of a window have such slots.
         if operands.v_tile is not None:
-            operands.v_tile[...] = cleared(_load(values, tiles))
-        else:
-
-            @pl.when(
-                (left < KV_TILE) | (hidden > 0) if tiles.window else left < KV_TILE
-            )
-            def _():
-                values[...] = cleared(values[...])
-
+            tile = _load(values, tiles)
+            operands.v_tile[...] = _cleared(tile, first, reach) if masked else tile
+        elif masked:
+            clear_values(stage, first, reach, ring, tiles)
         mosaic_ring.publish()
         if operands.v_tile is not None:
             mosaic_ring.release(ring.v_free.at[stage])
@@ -124,7 +156,74 @@ def attend(start, count, visible, ring: Ring, operands: Operands, tiles: Tiles):
         jnp.full((ROWS,), MASKED, jnp.float32),
         jnp.full((ROWS,), 0, jnp.float32),
     )
-    return lax.fori_loop(0, count, step, init)
+    if isinstance(unmasked, int):  # then it is 0, and the loop is not there
+        return lax.fori_loop(0, count, functools.partial(step, masked=True), init)
+    state = lax.fori_loop(0, unmasked, functools.partial(step, masked=False), init)
+    return lax.fori_loop(unmasked, count, functools.partial(step, masked=True), state)
+
+
+def _is_visible(first, reach: Reach, tiles: Tiles):
+    """Returns what each row sees of the tile from token `first` on, [ROWS, KV_TILE]."""
+    row = lax.broadcasted_iota(jnp.int32, (ROWS, KV_TILE), 0)
+    column = lax.broadcasted_iota(jnp.int32, (ROWS, KV_TILE), 1)
+    left = reach.lengths(row) - first
+    visible = column < left
+    return visible & (column >= left - tiles.window) if tiles.window else visible
+
+
+def _cleared(tile, first, reach: Reach):
+    """Returns values with 0 where no row sees them: 0 * NaN is NaN."""
+    line = lax.broadcasted_iota(jnp.int32, tile.shape, 0)
+    seen = (line < reach.length - first) & (line >= reach.low - first)
+    return jnp.where(seen, tile, jnp.zeros_like(tile))
+
+
+def clear_values(stage, first, reach: Reach, ring: Ring, tiles: Tiles) -> None:
+    """Clears the values of a stage that no row sees, once for all consumers.
+
+    Only the last tile of a context and the first of a window have such slots.
+    """
+    needed = reach.length - first < KV_TILE
+    if tiles.window:
+        needed |= reach.low > first
+
+    def clear():
+        values = ring.v.at[stage]
+        values[...] = _cleared(values[...], first, reach)
+
+    if ring.v_cleared is None:
+        pl.when(needed)(clear)
+        return
+
+    @pl.when(needed & reach.leader)
+    def _():
+        clear()
+        mosaic_ring.publish()
+        mosaic_ring.release(ring.v_cleared.at[stage])
+
+    @pl.when(needed & ~reach.leader)
+    def _():
+        mosaic_ring.await_cleared(ring.v_cleared.at[stage])
+
+
+def pass_by(
+    start, count, reach: Reach, ring: Ring, tiles: Tiles, *, done, unmasked
+) -> None:
+    """Lets tiles go that other consumers attend to; see `attend`."""
+
+    @pl.loop(0, count)
+    def _(i):
+        stage = mosaic_ring.stage_of(done + i, tiles)
+        mosaic_ring.await_ready(ring.k_ready.at[stage])
+        mosaic_ring.release(ring.k_free.at[stage])
+        mosaic_ring.await_ready(ring.v_ready.at[stage])
+        if tiles.unit >= MIN_TILED_UNIT:
+
+            @pl.when(i >= unmasked)
+            def _():
+                clear_values(stage, (start + i) * KV_TILE, reach, ring, tiles)
+
+        mosaic_ring.release(ring.v_free.at[stage])
 
 
 def _multiply_keys(stage, ring: Ring, operands: Operands, tiles: Tiles):

@@ -19,6 +19,12 @@ from pallas_kernels.mosaic_blocks import (
     write_kv_mosaic,
 )
 from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
+from pallas_kernels.mosaic_mixed import (
+    choose_consumers,
+    choose_stages,
+    paged_attention_mixed,
+    stage_bytes,
+)
 
 # Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
@@ -35,6 +41,14 @@ COVERING = (
     "D=128 B=16 bfloat16 window cap",
     "D=256 B=2 bfloat16",
     "D=256 B=16 bfloat16 window cap",
+)
+# Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
+MIXED_COVERING = (
+    "D=64 B=16 bfloat16",
+    "D=80 B=4 float16",
+    "D=128 B=1 bfloat16",
+    "D=128 B=16 float16 window cap",
+    "D=256 B=16 bfloat16",
 )
 
 
@@ -121,19 +135,20 @@ def compile_case(case: Case, target: Target, dump: Path) -> Result:
 
 def cases() -> Iterator[Case]:
     """Yields all kernels in all configurations."""
-    yield from decode_cases()
+    yield from attention_cases(decode_case)
+    yield from attention_cases(mixed_case)
     yield from block_cases()
 
 
-def decode_cases() -> Iterator[Case]:
-    """Yields the decode kernel for every head dim, block size and dtype.
+def attention_cases(make: Callable[..., Case]) -> Iterator[Case]:
+    """Yields an attention kernel for every head dim, block size and dtype.
 
     For each head dim and dtype once also with a window and a soft cap.
     """
     for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
         for block_size in BLOCK_SIZES:
-            yield decode_case(head_dim, block_size, dtype)
-        yield decode_case(head_dim, 16, dtype, window=1024, soft_cap=50.0)
+            yield make(head_dim, block_size, dtype)
+        yield make(head_dim, 16, dtype, window=1024, soft_cap=50.0)
 
 
 def decode_case(
@@ -147,22 +162,6 @@ def decode_case(
     config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
     if window or soft_cap:
         config += " window cap"
-    heads, kv_heads = HEADS[head_dim]
-    tokens, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
-    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    metadata = AttentionMetadata(
-        block_tables=i32((tokens, width)),
-        rows=i32((tokens,)),
-        lengths=i32((tokens,)),
-        num_decode=i32(()),
-        num_tokens=i32(()),
-        tile_start=i32((0,)),
-        tile_len=i32((0,)),
-        num_tiles=i32(()),
-    )
-    cache = jax.ShapeDtypeStruct(
-        (layers, num_blocks, block_size, kv_heads, head_dim), dtype
-    )
 
     def attend(q, k_cache, v_cache, metadata):
         return paged_attention_mosaic(
@@ -180,15 +179,74 @@ def decode_case(
         name="decode",
         config=config,
         function=attend,
-        args=(
-            jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-            cache,
-            cache,
-            metadata,
-        ),
+        args=_attention_args(head_dim, block_size, dtype, tokens=8, tiles=0),
         in_flight=ring_bytes(head_dim, block_size),
         covering=config in COVERING,
     )
+
+
+def mixed_case(
+    head_dim: int,
+    block_size: int,
+    dtype: Any,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Case:
+    """Returns the mixed kernel in one configuration.
+
+    Those in float16 have room for so few tokens that runs of prefill tokens are cut.
+    """
+    config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
+    if window or soft_cap:
+        config += " window cap"
+    tokens = 64 if dtype == jnp.float16 else 8192
+    consumers = choose_consumers(head_dim, block_size)
+    stages = choose_stages(head_dim, block_size, consumers)
+
+    def attend(q, k_cache, v_cache, metadata):
+        return paged_attention_mixed(
+            q,
+            k_cache,
+            v_cache,
+            1,
+            metadata,
+            scale=head_dim**-0.5,
+            window=window,
+            soft_cap=soft_cap,
+        )
+
+    return Case(
+        name="mixed",
+        config=config,
+        function=attend,
+        args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
+        in_flight=stages * stage_bytes(head_dim),
+        covering=config in MIXED_COVERING,
+    )
+
+
+def _attention_args(
+    head_dim: int, block_size: int, dtype: Any, tokens: int, tiles: int
+) -> tuple[Any, ...]:
+    """Returns q, keys, values and metadata of a step, as shapes."""
+    heads, kv_heads = HEADS[head_dim]
+    rows, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
+    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    metadata = AttentionMetadata(
+        block_tables=i32((rows, width)),
+        rows=i32((tokens,)),
+        lengths=i32((tokens,)),
+        num_decode=i32(()),
+        num_tokens=i32(()),
+        tile_start=i32((tiles,)),
+        tile_len=i32((tiles,)),
+        num_tiles=i32(()),
+    )
+    cache = jax.ShapeDtypeStruct(
+        (layers, num_blocks, block_size, kv_heads, head_dim), dtype
+    )
+    q = jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype)
+    return q, cache, cache, metadata
 
 
 def block_cases() -> Iterator[Case]:

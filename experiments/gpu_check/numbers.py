@@ -10,11 +10,13 @@ import numpy as np
 from experiments.gpu_check.problems import exact, make_problem
 from pallas_kernels import mosaic_blocks
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
+from pallas_kernels.mosaic_mixed import paged_attention_mixed
 
 # Largest errors at unit scale.
 ERRORS = {"bfloat16": 4e-3, "float16": 1e-3}
 HEADS = {64: (9, 3), 80: (4, 4), 96: (4, 4), 128: (32, 8), 256: (8, 4)}
 LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 300, 1111]
+CHUNKS = [(0, 1), (0, 129), (63, 2), (64, 31), (1000, 90)]
 
 
 def check(small: bool) -> Iterator[dict[str, Any]]:
@@ -25,27 +27,34 @@ def check(small: bool) -> Iterator[dict[str, Any]]:
     """
     shapes = [(d, 16, "bfloat16") for d in HEADS]
     shapes += [(128, b, "float16") for b in (1, 2, 4, 8, 64, 256)]
-    for head_dim, block_size, dtype in shapes[:1] if small else shapes:
-        heads, kv_heads = HEADS[head_dim]
-        problem = make_problem(
-            [3, 17] if small else LENGTHS,
-            block_size,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            dtype=dtype,
-            poisoned=True,
-        )
+    lengths = [3, 17] if small else LENGTHS
+    chunks = [(7, 9)] if small else CHUNKS
+    for name, function, more in (
+        ("decode", paged_attention_mosaic, []),
+        ("mixed", paged_attention_mixed, chunks),
+    ):
+        for head_dim, block_size, dtype in shapes[:1] if small else shapes:
+            heads, kv_heads = HEADS[head_dim]
+            problem = make_problem(
+                lengths,
+                block_size,
+                chunks=more,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=dtype,
+                poisoned=True,
+            )
 
-        # In float32, so that rounding the result does not count.
-        @jax.jit
-        def attend(q, k, v, metadata, scale=problem.scale):
-            q = q.astype(jnp.float32)
-            return paged_attention_mosaic(q, k, v, 0, metadata, scale=scale)
+            # In float32, so that rounding the result does not count.
+            @jax.jit
+            def attend(q, k, v, metadata, function=function, scale=problem.scale):
+                q = q.astype(jnp.float32)
+                return function(q, k, v, 0, metadata, scale=scale)
 
-        error = float(np.abs(np.asarray(attend(*problem)) - exact(problem)).max())
-        name = f"decode D={head_dim} B={block_size} {dtype}"
-        yield _row(name, error, ERRORS[dtype])
+            error = float(np.abs(np.asarray(attend(*problem)) - exact(problem)).max())
+            config = f"{name} D={head_dim} B={block_size} {dtype}"
+            yield _row(config, error, ERRORS[dtype])
     yield from _check_writes()
 
 
