@@ -28,10 +28,17 @@ from pallas_kernels.mosaic_ring import (
     MAX_COLUMNS,
     MIN_TILED_UNIT,
     Tiles,
+    as_units,
     make_ring,
     swizzled,
 )
 from pallas_kernels.mosaic_softmax import ROWS, make_operands
+from pallas_kernels.quantised_kv import (
+    bytes_per_vector,
+    is_quantised,
+    multiplied_dtype,
+    quantised_dtype,
+)
 
 MAX_SPLITS = 128
 # What a thread block does once, whatever its share of the context, as tiles: it waits
@@ -47,6 +54,8 @@ def paged_attention_mosaic(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
     splits: int | None = None,
@@ -60,14 +69,17 @@ def paged_attention_mosaic(
     whole context again.
 
     Args:
-        q: dtype[N, H, D], one query per token; taken in the dtype of the cache. D is
-            one of `limits.HEAD_DIMS`, and H is at most 64 * K.
-        k_cache: bfloat16 or float16 [L, P, B, K, D].
+        q: dtype[N, H, D], one query per token; taken in the dtype of the cache, or in
+            bfloat16. D is one of `limits.HEAD_DIMS`, and H is at most 64 * K.
+        k_cache: bfloat16 or float16 [L, P, B, K, D], or 8 bits: int8, or uint8 that
+            holds the bits of e4m3.
         v_cache: like `k_cache`.
         layer: which layer of the cache.
         metadata: where each token finds its context. Only `block_tables`, `rows` and
             `lengths` are read.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: see `api.paged_attention`.
         window: see `api.paged_attention`.
         splits: thread blocks that share a long context; None chooses.
@@ -101,17 +113,19 @@ def paged_attention_mosaic(
     per_block = block_size // unit
     context = metadata.block_tables.shape[1] * block_size
     context = min(context, window or context)
+    dtype = multiplied_dtype(k_cache.dtype)
     config = Config(
         tiles=Tiles(
             unit=unit,
             per_block=per_block,
-            stages=stages or choose_stages(head_dim, block_size),
+            stages=stages or choose_stages(head_dim, block_size, k_cache.dtype),
             scale=scale,
             soft_cap=soft_cap,
             window=window,
-            dtype=k_cache.dtype,
+            dtype=dtype,
             contiguous=contiguous,
             hints=not interpret,
+            quantised=quantised_dtype(k_cache.dtype),
         ),
         splits=splits
         or choose_splits(
@@ -121,15 +135,12 @@ def paged_attention_mosaic(
         ),
         group=group,
     )
-    queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
+    queries = q.astype(dtype).reshape(num_tokens, kv_heads, heads, head_dim)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
-    flat = (-1, unit, kv_heads, head_dim)
-    # The layer goes into the units' numbers: the cache is passed whole and not copied.
     first = jnp.asarray(layer * (num_blocks * per_block), jnp.int32).reshape(1)
     partials = _partials(
         queries,
-        k_cache.reshape(flat),
-        v_cache.reshape(flat),
+        as_units(k_cache, v_cache, k_scales, v_scales, unit),
         metadata.block_tables,
         metadata.rows,
         metadata.lengths,
@@ -141,17 +152,23 @@ def paged_attention_mosaic(
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
 
 
-def choose_stages(head_dim: int, block_size: int) -> int:
-    """Returns the stages of the ring that fit in shared memory beside the rest."""
+def choose_stages(head_dim: int, block_size: int, kv_dtype: Any) -> int:
+    """Returns the stages of the ring that fit in shared memory beside the rest.
+
+    With 8 bits as many as bring the same bytes, but for the tiles that take their room.
+    """
+    if is_quantised(kv_dtype):
+        return 8 if head_dim <= 80 else 6 if head_dim <= 128 else 4
     if head_dim <= 128:
         return 4
     return 2 if block_size < MIN_TILED_UNIT else 3
 
 
-def ring_bytes(head_dim: int, block_size: int) -> int:
+def ring_bytes(head_dim: int, block_size: int, kv_dtype: Any) -> int:
     """Returns the bytes of keys and values that a thread block asks for ahead."""
-    columns = head_dim + min(head_dim, MAX_COLUMNS)
-    return choose_stages(head_dim, block_size) * KV_TILE * columns * 2
+    tokens = choose_stages(head_dim, block_size, kv_dtype) * KV_TILE
+    columns = head_dim, min(head_dim, MAX_COLUMNS)
+    return tokens * sum(bytes_per_vector(count, kv_dtype) for count in columns)
 
 
 def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
@@ -177,8 +194,7 @@ def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
 
 def _partials(
     q: jax.Array,
-    k_units: jax.Array,
-    v_units: jax.Array,
+    cache: tuple[jax.Array, ...],
     tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
@@ -191,8 +207,7 @@ def _partials(
 
     Args:
         q: dtype[N, K, group, D].
-        k_units: dtype[U, unit, K, D], the units of all layers.
-        v_units: dtype[U, unit, K, D].
+        cache: from `mosaic_ring.as_units`.
         tables: i32[S, T].
         rows: i32[N].
         lengths: i32[N].
@@ -239,7 +254,7 @@ def _partials(
         compiler_params=compat.compiler_params(approx_math=True),
         interpret=interpret,
     )
-    return kernel(q, k_units, v_units, tables, rows, lengths, first)
+    return kernel(q, cache, tables, rows, lengths, first)
 
 
 def _merge(out: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:

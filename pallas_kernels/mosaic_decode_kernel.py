@@ -46,8 +46,7 @@ class Buffers(NamedTuple):
 
 def thread_block(
     q_ref,
-    k_ref,
-    v_ref,
+    cache_refs,
     tables_ref,
     rows_ref,
     lengths_ref,
@@ -80,7 +79,7 @@ def thread_block(
         unit_id = mosaic_ring.unit_finder(
             tables_ref, rows_ref[token], length, first_ref[0], config.tiles
         )
-        sources = (k_ref.at[:, :, head], v_ref.at[:, :, head, columns])
+        sources = mosaic_ring.of_head(cache_refs, head, columns)
         mosaic_ring.produce(sources, unit_id, start, count, buffers.ring, config.tiles)
         mosaic_ring.drain(count, buffers.ring, config.tiles)
 

@@ -23,10 +23,17 @@ from pallas_kernels.mosaic_ring import (
     MAX_COLUMNS,
     MIN_TILED_UNIT,
     Tiles,
+    as_units,
     make_ring,
     swizzled,
 )
 from pallas_kernels.mosaic_softmax import MASKED, ROWS, make_operands
+from pallas_kernels.quantised_kv import (
+    bytes_per_vector,
+    is_quantised,
+    multiplied_dtype,
+    quantised_dtype,
+)
 
 # Of a thread block, less what barriers and alignment may take.
 SMEM_BYTES = 232448 - 2048
@@ -43,6 +50,8 @@ def paged_attention_mixed(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
     workers: int | None = None,
@@ -52,14 +61,17 @@ def paged_attention_mixed(
     """Runs decode tokens, and runs of prefill tokens, each over its context once.
 
     Args:
-        q: dtype[N, H, D], one query per token; taken in the dtype of the cache. D is
-            one of `limits.HEAD_DIMS`, and H is at most 64 * K.
-        k_cache: bfloat16 or float16 [L, P, B, K, D].
+        q: dtype[N, H, D], one query per token; taken in the dtype of the cache, or in
+            bfloat16. D is one of `limits.HEAD_DIMS`, and H is at most 64 * K.
+        k_cache: bfloat16 or float16 [L, P, B, K, D], or 8 bits: int8, or uint8 that
+            holds the bits of e4m3.
         v_cache: like `k_cache`.
         layer: which layer of the cache.
         metadata: where each token finds its context. Tiles are not read: the runs are
             cut anew, to fill the rows of a thread block.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: see `api.paged_attention`.
         window: see `api.paged_attention`.
         workers: thread blocks; None takes one for each multiprocessor.
@@ -87,7 +99,8 @@ def paged_attention_mixed(
         interpret = compat.interpret_params(interpret)
     if workers is None:
         workers = INTERPRETED_WORKERS if interpret else compat.multiprocessors()
-    consumers = consumers or choose_consumers(head_dim, block_size)
+    kv_dtype, dtype = k_cache.dtype, multiplied_dtype(k_cache.dtype)
+    consumers = consumers or choose_consumers(head_dim, block_size, kv_dtype)
     heads = num_heads // kv_heads
     unit = min(block_size, KV_TILE)
     per_block = block_size // unit
@@ -101,28 +114,26 @@ def paged_attention_mixed(
         tiles=Tiles(
             unit=unit,
             per_block=per_block,
-            stages=choose_stages(head_dim, block_size, consumers),
+            stages=choose_stages(head_dim, block_size, consumers, kv_dtype),
             scale=scale,
             soft_cap=soft_cap,
             window=window,
-            dtype=k_cache.dtype,
+            dtype=dtype,
             contiguous=False,
             hints=not interpret,
+            quantised=quantised_dtype(kv_dtype),
         ),
         workers=workers,
         consumers=consumers,
         heads=heads,
     )
     plan = make_plan(metadata, window, shape)
-    queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
-    flat = (-1, unit, kv_heads, head_dim)
-    # The layer goes into the units' numbers: the cache is passed whole and not copied.
+    queries = q.astype(dtype).reshape(num_tokens, kv_heads, heads, head_dim)
     first = jnp.asarray(layer * (num_blocks * per_block), jnp.int32).reshape(1)
     results = _run(
         (
             _in_rows(queries, plan, shape, consumers * ROWS),
-            k_cache.reshape(flat),
-            v_cache.reshape(flat),
+            as_units(k_cache, v_cache, k_scales, v_scales, unit),
             metadata.block_tables,
             first,
         ),
@@ -136,25 +147,28 @@ def paged_attention_mixed(
     return jnp.where(metadata.lengths[:, None, None] > 0, out, 0.0).astype(q.dtype)
 
 
-def choose_consumers(head_dim: int, block_size: int) -> int:
+def choose_consumers(head_dim: int, block_size: int, kv_dtype: Any) -> int:
     """Returns the consumer warpgroups whose buffers fit beside 2 stages of the ring."""
-    return 2 if choose_stages(head_dim, block_size, 2) >= 2 else 1
+    return 2 if choose_stages(head_dim, block_size, 2, kv_dtype) >= 2 else 1
 
 
-def choose_stages(head_dim: int, block_size: int, consumers: int) -> int:
+def choose_stages(head_dim: int, block_size: int, consumers: int, kv_dtype: Any) -> int:
     """Returns the stages of the ring that fit in shared memory beside the rest."""
     columns = min(head_dim, MAX_COLUMNS)
     each = 2 * ROWS * (head_dim + KV_TILE)  # queries and weights
-    if block_size < MIN_TILED_UNIT:
+    narrow = is_quantised(kv_dtype)
+    if block_size < MIN_TILED_UNIT or narrow:
         each += 2 * KV_TILE * (head_dim + columns)
     each += ROWS * (columns + 2) * 4  # results
     left = SMEM_BYTES - consumers * each
-    return min(MAX_STAGES, left // stage_bytes(head_dim))
+    # In 8 bits twice as many bring as many bytes.
+    return min(MAX_STAGES * (1 + narrow), left // stage_bytes(head_dim, kv_dtype))
 
 
-def stage_bytes(head_dim: int) -> int:
+def stage_bytes(head_dim: int, kv_dtype: Any) -> int:
     """Returns the bytes of a stage of the ring."""
-    return 2 * KV_TILE * (head_dim + min(head_dim, MAX_COLUMNS))
+    columns = head_dim, min(head_dim, MAX_COLUMNS)
+    return KV_TILE * sum(bytes_per_vector(count, kv_dtype) for count in columns)
 
 
 def plan_shape(
@@ -209,7 +223,7 @@ def _in_rows(q: jax.Array, plan: Plan, shape: Shape, spare: int) -> jax.Array:
 
 
 def _run(
-    operands: tuple[jax.Array, ...],
+    operands: tuple[Any, ...],
     pieces: Pieces,
     part_shape: tuple[int, int],
     dtype: Any,
@@ -219,8 +233,8 @@ def _run(
     """Runs the kernel.
 
     Args:
-        operands: queries dtype[K, rows, D]; keys and values dtype[U, unit, K, D], the
-            units of all layers; tables i32[S, T]; the layer's first unit i32[1].
+        operands: queries dtype[K, rows, D]; the cache, from `mosaic_ring.as_units`;
+            tables i32[S, T]; the layer's first unit i32[1].
         pieces: of the plan.
         part_shape: how many parts there may be, and the rows of each.
         dtype: of the result, where the kernel can give it.

@@ -89,8 +89,7 @@ class Piece(NamedTuple):
 
 def thread_block(
     q_ref,
-    k_ref,
-    v_ref,
+    cache_refs,
     tables_ref,
     first_ref,
     pieces: Pieces,
@@ -123,9 +122,8 @@ def thread_block(
                 tables_ref, piece.row, piece.end, first_ref[0], config.tiles
             )
             cut = pl.ds(piece.side * columns, columns)
-            sources = (k_ref.at[:, :, piece.head], v_ref.at[:, :, piece.head, cut])
             mosaic_ring.produce(
-                sources,
+                mosaic_ring.of_head(cache_refs, piece.head, cut),
                 unit_id,
                 piece.start,
                 piece.count,

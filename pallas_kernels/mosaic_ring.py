@@ -6,10 +6,14 @@ keys and values into the stages of a ring; consumers wait for a stage and releas
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import compat
+from pallas_kernels.quantised_kv import as_numbers
 
 # Cached tokens in each step of the softmax: the N of the first product, the K of the
 # second. A tile may span several blocks.
@@ -32,7 +36,8 @@ class Tiles(NamedTuple):
         scale: factor on the scores.
         soft_cap: bound that the scores approach, or None.
         window: how many of the last tokens are visible, or None for all.
-        dtype: of keys and values.
+        dtype: what is multiplied: of keys and values, or what those of 8 bits become.
+        quantised: int8 or float8_e4m3fn, of keys and values in 8 bits; None of others.
         contiguous: whether each row's blocks lie side by side, in order, as many as a
             table has room for: then no table is read.
         hints: whether to name layouts that the compiler is slow to find. The
@@ -48,18 +53,37 @@ class Tiles(NamedTuple):
     dtype: Any
     contiguous: bool
     hints: bool
+    quantised: Any = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether wgmma reads the ring; else a tile that went through registers."""
+        return self.unit >= MIN_TILED_UNIT and self.quantised is None
+
+    def piece(self, columns: int) -> int:
+        """Returns how many columns of a tile go through registers at once.
+
+        More than 128 do not fit beside the sums; in 8 bits, not even those. Of 128 of
+        e4m3 all the same: the compiler makes do with fewer registers than for halves.
+        """
+        whole = self.quantised == jnp.float8_e4m3fn and columns == 128
+        if self.quantised is not None and columns % 64 == 0 and not whole:
+            return 64
+        return min(columns, MAX_COLUMNS)
 
 
 class Ring(NamedTuple):
     """Stages of keys [stages, KV_TILE, D] and values [stages, KV_TILE, columns].
 
-    `*_ready`: the copies into a stage are done. `*_free`: its readers are. `v_cleared`:
+    `*_scales`: of those in 8 bits, f32[stages, KV_TILE]; else None. `*_ready`: the copies into a stage are done. `*_free`: its readers are. `v_cleared`:
     one of several readers has cleared what none may see; None where each reader clears
     for itself.
     """
 
     k: Any
     v: Any
+    k_scales: Any
+    v_scales: Any
     k_ready: Any
     v_ready: Any
     k_free: Any
@@ -76,25 +100,31 @@ def make_ring(tiles: Tiles, head_dim: int, readers: int = 1) -> Ring:
         readers: consumer warpgroups, which must all release a stage.
     """
     columns = min(head_dim, MAX_COLUMNS)
-    tiled = tiles.unit >= MIN_TILED_UNIT
 
     def stages(columns: int) -> Any:
         shape = (tiles.stages, KV_TILE, columns)
-        make = swizzled if tiled else _plain
-        return make(shape, tiles.dtype)
+        dtype = tiles.quantised or tiles.dtype
+        if tiles.unit >= MIN_TILED_UNIT and can_swizzle(columns, dtype):
+            return swizzled(shape, dtype, like=tiles.piece(columns))
+        return _plain(shape, dtype)
 
     def barrier(arrivals: int) -> Any:
         return plgpu.Barrier(num_arrivals=arrivals, num_barriers=tiles.stages)
 
-    copies = KV_TILE // tiles.unit
+    copies, scales = KV_TILE // tiles.unit, None
+    if tiles.quantised is not None:
+        copies *= 2
+        scales = plgpu.SMEM((tiles.stages, KV_TILE), jnp.float32)
     return Ring(
         k=stages(head_dim),
         v=stages(columns),
+        k_scales=scales,
+        v_scales=scales,
         k_ready=barrier(copies),
         v_ready=barrier(copies),
         k_free=barrier(readers),
         v_free=barrier(readers),
-        v_cleared=barrier(1) if readers > 1 and tiled else None,
+        v_cleared=barrier(1) if readers > 1 and tiles.direct else None,
     )
 
 
@@ -112,6 +142,11 @@ def swizzled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any
     tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
     transform = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, transform))
+
+
+def can_swizzle(columns: int, dtype: Any) -> bool:
+    """Whether rows of so many elements can be swizzled: those of 80 bytes cannot."""
+    return columns * jnp.dtype(dtype).itemsize % 32 == 0
 
 
 def _plain(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -181,11 +216,50 @@ def unit_finder(tables_ref, row, length, first, tiles: Tiles):
     return find
 
 
+def as_units(
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    k_scales: jax.Array | None,
+    v_scales: jax.Array | None,
+    unit: int,
+) -> tuple[jax.Array, ...]:
+    """Returns a cache as kernels read it: the units of all layers.
+
+    The layer goes into the units' numbers: the cache is passed whole and not copied.
+
+    Args:
+        k_cache: [L, P, B, K, D].
+        v_cache: [L, P, B, K, D].
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
+        unit: tokens that one copy brings.
+
+    Returns:
+        Keys and values [U, unit, K, D] and, of those in 8 bits, their scales
+        f32[U / per_block, K, per_block, unit].
+    """
+    block_size, kv_heads, head_dim = k_cache.shape[2:]
+    units = [
+        as_numbers(cache).reshape(-1, unit, kv_heads, head_dim)
+        for cache in (k_cache, v_cache)
+    ]
+    by_unit = (-1, kv_heads, block_size // unit, unit)
+    return *units, *(x.reshape(by_unit) for x in (k_scales, v_scales) if x is not None)
+
+
+def of_head(cache_refs, head, columns) -> tuple[Any, ...]:
+    """Returns the sources of `produce` for one head, of values some columns."""
+    k_ref, v_ref, *scales = cache_refs
+    keys, values = k_ref.at[:, :, head], v_ref.at[:, :, head, columns]
+    return keys, values, *(ref.at[:, head] for ref in scales)
+
+
 def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) -> None:
     """Copies tiles `start` to `start + count` of a context into the ring, a stage each.
 
     Args:
-        sources: keys and values of one head, [U, unit, D] and [U, unit, columns].
+        sources: keys and values of one head, [U, unit, D] and [U, unit, columns], and,
+            of those in 8 bits, their scales f32[U / per_block, per_block, unit].
         unit_id: from `unit_finder`.
         start: first tile.
         count: of tiles.
@@ -194,9 +268,10 @@ def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) ->
         done: tiles that have gone through the ring before.
     """
     copies = KV_TILE // tiles.unit
-    k_source, v_source = sources
+    k_source, v_source, *scales = sources
+    k_scales, v_scales = scales or (None, None)
 
-    def fill(i, source, stages, ready, free):
+    def fill(i, source, scales, stages, scale_stages, ready, free):
         stage = stage_of(done + i, tiles)
 
         @pl.when(done + i >= tiles.stages)
@@ -209,6 +284,12 @@ def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) ->
                 target = stages.at[stage, pl.ds(c * tiles.unit, tiles.unit)]
             unit = unit_id((start + i) * copies + c)
             plgpu.copy_gmem_to_smem(source.at[unit], target, ready.at[stage])
+            if scales is not None:
+                block = lax.div(unit, jnp.int32(tiles.per_block))
+                inner = lax.rem(unit, jnp.int32(tiles.per_block))
+                target = scale_stages.at[stage, pl.ds(c * tiles.unit, tiles.unit)]
+                source_of = scales.at[block, inner]
+                compat.copy_contiguous(source_of, target, ready.at[stage])
 
         if tiles.unit < MIN_TILED_UNIT:
             pl.loop(0, copies)(copy)
@@ -218,8 +299,8 @@ def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) ->
 
     @pl.loop(0, count)
     def _(i):
-        fill(i, k_source, ring.k, ring.k_ready, ring.k_free)
-        fill(i, v_source, ring.v, ring.v_ready, ring.v_free)
+        fill(i, k_source, k_scales, ring.k, ring.k_scales, ring.k_ready, ring.k_free)
+        fill(i, v_source, v_scales, ring.v, ring.v_scales, ring.v_ready, ring.v_free)
 
 
 def drain(done, ring: Ring, tiles: Tiles) -> None:

@@ -23,8 +23,9 @@ MASKED = -1e30
 class Operands(NamedTuple):
     """Shared memory of one consumer: what its products read beside the ring.
 
-    `k_tile` and `v_tile` are for blocks of fewer than `MIN_TILED_UNIT` tokens only: a
-    tile as wgmma reads it, where the ring holds it as the cache does.
+    `k_tile` and `v_tile` are a tile as wgmma reads it, where the ring holds it in
+    another form: in 8 bits, or as the cache does, in blocks of fewer than
+    `MIN_TILED_UNIT` tokens.
     """
 
     q: Any
@@ -48,12 +49,11 @@ def make_operands(
     def make(*shape: int, like: int | None = None) -> Any:
         return mosaic_ring.swizzled((*consumers, *shape), tiles.dtype, like)
 
-    tiled = tiles.unit >= MIN_TILED_UNIT
     return Operands(
         q=make(ROWS, head_dim),
         p=make(ROWS, KV_TILE, like=head_dim),
-        k_tile=None if tiled else make(KV_TILE, head_dim),
-        v_tile=None if tiled else make(KV_TILE, columns),
+        k_tile=None if tiles.direct else make(KV_TILE, head_dim),
+        v_tile=None if tiles.direct else make(KV_TILE, columns),
     )
 
 
@@ -123,17 +123,31 @@ def attend(
         new_top = jnp.maximum(top, scores.max(axis=1))
         fade = jnp.exp2(top - new_top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+        if ring.v_scales is not None:
+            mosaic_ring.await_ready(ring.v_ready.at[stage])
+            scales = ring.v_scales[stage]
+            if masked:
+                # What no row sees has any scale, and a weight of 0.
+                index = lax.broadcasted_iota(jnp.int32, (KV_TILE,), 0)
+                scales = jnp.where(_is_within(index, first, reach), scales, 1.0)
+            weights = weights * _across(scales)
         # Rounded before they are summed: so the weights of the result add up to 1.
         rounded = weights.astype(tiles.dtype)
-        total = total * fade + rounded.astype(jnp.float32).sum(axis=1)
         # Through shared memory: the interpreter has no wgmma on registers.
         operands.p[...] = rounded
+        weights = rounded.astype(jnp.float32)
+        if ring.v_scales is not None:
+            weights = weights * _across(1 / scales)
+        total = total * fade + weights.sum(axis=1)
 
-        mosaic_ring.await_ready(ring.v_ready.at[stage])
+        if ring.v_scales is None:
+            mosaic_ring.await_ready(ring.v_ready.at[stage])
         values = ring.v.at[stage]
         if operands.v_tile is not None:
-            tile = _load(values, tiles)
-            operands.v_tile[...] = _cleared(tile, first, reach) if masked else tile
+            clear = None
+            if masked and tiles.quantised != jnp.int8:  # which has no NaN
+                clear = functools.partial(_cleared, first=first, reach=reach)
+            _through_registers(values, operands.v_tile, tiles, clear)
         elif masked:
             clear_values(stage, first, reach, ring, tiles)
         mosaic_ring.publish()
@@ -174,8 +188,13 @@ def _is_visible(first, reach: Reach, tiles: Tiles):
 def _cleared(tile, first, reach: Reach):
     """Returns values with 0 where no row sees them: 0 * NaN is NaN."""
     line = lax.broadcasted_iota(jnp.int32, tile.shape, 0)
-    seen = (line < reach.length - first) & (line >= reach.low - first)
+    seen = _is_within(line, first, reach)
     return jnp.where(seen, tile, jnp.zeros_like(tile))
+
+
+def _is_within(index, first, reach: Reach):
+    """Returns which slots of the tile from token `first` on any row sees."""
+    return (index < reach.length - first) & (index >= reach.low - first)
 
 
 def clear_values(stage, first, reach: Reach, ring: Ring, tiles: Tiles) -> None:
@@ -217,7 +236,7 @@ def pass_by(
         mosaic_ring.await_ready(ring.k_ready.at[stage])
         mosaic_ring.release(ring.k_free.at[stage])
         mosaic_ring.await_ready(ring.v_ready.at[stage])
-        if tiles.unit >= MIN_TILED_UNIT:
+        if tiles.direct:
 
             @pl.when(i >= unmasked)
             def _():
@@ -230,11 +249,11 @@ def _multiply_keys(stage, ring: Ring, operands: Operands, tiles: Tiles):
     """Returns the products of the queries with a stage's keys, f32[ROWS, KV_TILE]."""
     mosaic_ring.await_ready(ring.k_ready.at[stage])
     keys = ring.k.at[stage]
+    scales = None
     if operands.k_tile is not None:
-        columns = ring.v.shape[-1]
-        for first in range(0, operands.q.shape[-1], columns):
-            piece = pl.ds(first, columns)  # at once, it would not fit in registers
-            operands.k_tile[:, piece] = _load(keys.at[:, piece], tiles)
+        _through_registers(keys, operands.k_tile, tiles)
+        if ring.k_scales is not None:
+            scales = ring.k_scales[stage]
         mosaic_ring.publish()
         # After the fence: before it, not all that was asked of the stage need be
         # there, and the producer would write over it.
@@ -250,12 +269,31 @@ def _multiply_keys(stage, ring: Ring, operands: Operands, tiles: Tiles):
     scores = pl.run_scoped(multiply, _accumulator((ROWS, KV_TILE)))
     if operands.k_tile is None:
         mosaic_ring.release(ring.k_free.at[stage])
-    return scores
+    return scores if scales is None else scores * _across(scales)
+
+
+def _across(columns):
+    """Repeats f32[KV_TILE], a number for each column of scores, for each row."""
+    return lax.broadcast_in_dim(columns, (ROWS, KV_TILE), [1])
+
+
+def _through_registers(source, target, tiles: Tiles, change=None) -> None:
+    """Brings a tile of the ring into the form that wgmma reads, and may change it."""
+    columns = tiles.piece(source.shape[-1])
+    for first in range(0, source.shape[-1], columns):
+        piece = pl.ds(first, columns)
+        loaded = _load(source.at[:, piece], tiles)
+        target[:, piece] = loaded if change is None else change(loaded)
 
 
 def _load(ref, tiles: Tiles):
     """Returns a tile of the ring, laid out over the threads as a product wants it."""
-    return compat.load_for_wgmma(ref) if tiles.hints else ref[...]
+    if tiles.quantised is None:
+        return compat.load_for_wgmma(ref) if tiles.hints else ref[...]
+    if tiles.hints:
+        swizzled = mosaic_ring.can_swizzle(ref.shape[-1], tiles.quantised)
+        return compat.load_8_bits(ref, tiles.dtype, swizzled)
+    return compat.widen_8_bits(ref[...], tiles.dtype)
 
 
 def _in_log2(scores, tiles: Tiles):

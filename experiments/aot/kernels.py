@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import Compiled, Figures, compile_for
 from experiments.aot.targets import Target
-from pallas_kernels import AttentionMetadata, limits
+from pallas_kernels import AttentionMetadata, limits, quantised_kv
 from pallas_kernels.mosaic_blocks import (
     copy_blocks_mosaic,
     gather_blocks_mosaic,
@@ -41,6 +41,10 @@ COVERING = (
     "D=128 B=16 bfloat16 window cap",
     "D=256 B=2 bfloat16",
     "D=256 B=16 bfloat16 window cap",
+    "D=64 B=16 int8",
+    "D=128 B=16 float8_e4m3fn window cap",
+    "D=256 B=64 int8",
+    "B=16 K=3 D=64 int8",
 )
 # Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
 MIXED_COVERING = (
@@ -49,6 +53,7 @@ MIXED_COVERING = (
     "D=128 B=1 bfloat16",
     "D=128 B=16 float16 window cap",
     "D=256 B=16 bfloat16",
+    "D=128 B=16 int8",
 )
 
 
@@ -145,9 +150,12 @@ def attention_cases(make: Callable[..., Case]) -> Iterator[Case]:
 
     For each head dim and dtype once also with a window and a soft cap.
     """
-    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
+    dtypes = (*limits.KV_DTYPES, *quantised_kv.STORED)
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, dtypes):
+        least = limits.LEAST_QUANTISED_BLOCK if quantised_kv.is_quantised(dtype) else 1
         for block_size in BLOCK_SIZES:
-            yield make(head_dim, block_size, dtype)
+            if block_size >= least:
+                yield make(head_dim, block_size, dtype)
         yield make(head_dim, 16, dtype, window=1024, soft_cap=50.0)
 
 
@@ -163,7 +171,7 @@ def decode_case(
     if window or soft_cap:
         config += " window cap"
 
-    def attend(q, k_cache, v_cache, metadata):
+    def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
         return paged_attention_mosaic(
             q,
             k_cache,
@@ -173,6 +181,8 @@ def decode_case(
             scale=head_dim**-0.5,
             window=window,
             soft_cap=soft_cap,
+            k_scales=k_scales,
+            v_scales=v_scales,
         )
 
     return Case(
@@ -180,7 +190,7 @@ def decode_case(
         config=config,
         function=attend,
         args=_attention_args(head_dim, block_size, dtype, tokens=8, tiles=0),
-        in_flight=ring_bytes(head_dim, block_size),
+        in_flight=ring_bytes(head_dim, block_size, dtype),
         covering=config in COVERING,
     )
 
@@ -200,10 +210,10 @@ def mixed_case(
     if window or soft_cap:
         config += " window cap"
     tokens = 64 if dtype == jnp.float16 else 8192
-    consumers = choose_consumers(head_dim, block_size)
-    stages = choose_stages(head_dim, block_size, consumers)
+    consumers = choose_consumers(head_dim, block_size, dtype)
+    stages = choose_stages(head_dim, block_size, consumers, dtype)
 
-    def attend(q, k_cache, v_cache, metadata):
+    def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
         return paged_attention_mixed(
             q,
             k_cache,
@@ -213,6 +223,8 @@ def mixed_case(
             scale=head_dim**-0.5,
             window=window,
             soft_cap=soft_cap,
+            k_scales=k_scales,
+            v_scales=v_scales,
         )
 
     return Case(
@@ -220,7 +232,7 @@ def mixed_case(
         config=config,
         function=attend,
         args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
-        in_flight=stages * stage_bytes(head_dim),
+        in_flight=stages * stage_bytes(head_dim, dtype),
         covering=config in MIXED_COVERING,
     )
 
@@ -228,7 +240,7 @@ def mixed_case(
 def _attention_args(
     head_dim: int, block_size: int, dtype: Any, tokens: int, tiles: int
 ) -> tuple[Any, ...]:
-    """Returns q, keys, values and metadata of a step, as shapes."""
+    """Returns q, keys, values, metadata and, in 8 bits, scales of a step, as shapes."""
     heads, kv_heads = HEADS[head_dim]
     rows, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
     i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
@@ -242,19 +254,40 @@ def _attention_args(
         tile_len=i32((tiles,)),
         num_tiles=i32(()),
     )
-    cache = jax.ShapeDtypeStruct(
-        (layers, num_blocks, block_size, kv_heads, head_dim), dtype
+    keys, values, *scales = _cache(
+        layers, num_blocks, block_size, kv_heads, head_dim, dtype
     )
-    q = jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype)
-    return q, cache, cache, metadata
+    q_dtype = quantised_kv.multiplied_dtype(dtype)
+    q = jax.ShapeDtypeStruct((tokens, heads, head_dim), q_dtype)
+    return q, keys, values, metadata, *scales
+
+
+def _cache(
+    layers: int,
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+) -> list[Any]:
+    """Returns the shapes of a cache's arrays: keys, values and, in 8 bits, scales."""
+    shape = (layers, num_blocks, block_size, kv_heads, head_dim)
+    arrays = [jax.ShapeDtypeStruct(shape, quantised_kv.stored_dtype(dtype))] * 2
+    if quantised_kv.is_quantised(dtype):
+        scales = quantised_kv.scale_shape(shape)
+        arrays += [jax.ShapeDtypeStruct(scales, jnp.float32)] * 2
+    return arrays
 
 
 def block_cases() -> Iterator[Case]:
     """Yields the kernels that write to the cache, which they must do in place."""
-    for dtype in limits.KV_DTYPES:
+    # e4m3 moves as int8 does: they come to one and the same kernel.
+    for dtype in (*limits.KV_DTYPES, jnp.int8):
         for head_dim, (_, kv_heads) in HEADS.items():
             for block_size in (1, 16, 256):
-                yield from _block_cases(block_size, kv_heads, head_dim, dtype)
+                # Scales of one slot are too few for the TMA unit.
+                if block_size > 1 or not quantised_kv.is_quantised(dtype):
+                    yield from _block_cases(block_size, kv_heads, head_dim, dtype)
 
 
 def _block_cases(
@@ -262,19 +295,18 @@ def _block_cases(
 ) -> Iterator[Case]:
     layers, num_blocks, tokens, pairs = 2, 64, 32, 16
     i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-
-    def blocks(count: int) -> Any:
-        shape = (layers, count, block_size, kv_heads, head_dim)
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    new = jax.ShapeDtypeStruct((tokens, kv_heads, head_dim), dtype)
-    cache, some, one = (blocks(num_blocks),) * 2, (blocks(pairs),) * 2, i32(())
-    some_ids = i32((pairs,))
+    sizes = block_size, kv_heads, head_dim, dtype
+    cache, some = (_cache(layers, count, *sizes) for count in (num_blocks, pairs))
+    new = [
+        jax.ShapeDtypeStruct((tokens, *shape), x.dtype)
+        for x, shape in zip(cache, [(kv_heads, head_dim)] * 2 + [(kv_heads,)] * 2)
+    ]
+    some_ids, one = i32((pairs,)), i32(())
     config = f"B={block_size} K={kv_heads} D={head_dim} {jnp.dtype(dtype).name}"
     for name, function, args, donate in (
-        ("write", write_kv_mosaic, (*cache, one, new, new, i32((tokens,))), (0, 1)),
-        ("copy", copy_blocks_mosaic, (*cache, some_ids, some_ids, one), (0, 1)),
-        ("gather", gather_blocks_mosaic, (*cache, some_ids, one), ()),
-        ("scatter", scatter_blocks_mosaic, (*cache, *some, some_ids, one), (0, 1)),
+        ("write", write_kv_mosaic, (cache, new, one, i32((tokens,))), (0,)),
+        ("copy", copy_blocks_mosaic, (cache, some_ids, some_ids, one), (0,)),
+        ("gather", gather_blocks_mosaic, (cache, some_ids, one), ()),
+        ("scatter", scatter_blocks_mosaic, (cache, some, some_ids, one), (0,)),
     ):
         yield Case(name, config, function, args, donate, covering=config in COVERING)

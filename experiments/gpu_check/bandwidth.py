@@ -45,6 +45,7 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
                     [length] * batch,
                     block_size,
                     shuffled=name != "contiguous",
+                    dtype=QUANTISED.get(name, "bfloat16"),
                     **shape,
                 )
                 row = dict(batch=batch, length=length, block_size=block_size, name=name)
@@ -70,6 +71,7 @@ def _ours(problem: Problem, contiguous: bool = False) -> Callable:
         problem.metadata,
         scale=problem.scale,
         contiguous=contiguous,
+        **problem.scales,
     )
 
 
@@ -122,8 +124,12 @@ def _triton(problem: Problem) -> Callable:
 CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
     "pallas": _ours,
     "contiguous": functools.partial(_ours, contiguous=True),
+    "int8": _ours,
+    "e4m3": _ours,
     "cudnn": _cudnn,
     "triton": _triton,
     "xla": _xla,
 }
-OURS = ("pallas", "contiguous", "xla")
+# What the cache of these holds; that of the others, bfloat16.
+QUANTISED = {"int8": "int8", "e4m3": "float8_e4m3fn"}
+OURS = ("pallas", "contiguous", *QUANTISED, "xla")

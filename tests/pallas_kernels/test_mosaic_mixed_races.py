@@ -37,7 +37,7 @@ def followed_reads(monkeypatch):
     compat.reset_interpreter()
 
 
-def run(block_size=16):
+def run(block_size=16, dtype=jnp.bfloat16):
     """Runs a decode and two runs on one thread block; raises if a race was found."""
     case = make_case(
         [70],
@@ -46,7 +46,7 @@ def run(block_size=16):
         kv_heads=1,
         head_dim=64,
         block_size=block_size,
-        dtype=jnp.bfloat16,
+        dtype=dtype,
         padding=0,
         window=100,
     )
@@ -62,10 +62,12 @@ def run(block_size=16):
     np.testing.assert_allclose(out.astype(np.float64), oracle(case), atol=2e-2)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_no_race(block_size):
-    """On both of the producer's routes, through registers and straight."""
-    run(block_size)
+@pytest.mark.parametrize(
+    "block_size,dtype", [(4, jnp.bfloat16), (16, jnp.bfloat16), (16, jnp.int8)]
+)
+def test_no_race(block_size, dtype):
+    """Of a ring that wgmma reads, and of those that go through registers."""
+    run(block_size, dtype)
 
 
 @pytest.mark.parametrize(
