@@ -14,7 +14,7 @@ ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 WEIGHTS_DTYPES = ("int8",)
-KV_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 MAX_BEAM_WIDTH = 16
 
 
@@ -69,8 +69,8 @@ class EngineConfig:
         device has. What does not fit is recomputed. Allocated only if something may be
         swapped.
       attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
-        jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
-        `auto`: `cpu` where it takes the model, else `xla`.
+        jax >= 0.11, a `kv_dtype` of 16 or 8 bits; interpreted, and very slow, without a
+        GPU), or `auto`: `cpu` where it takes the model and the cache, else `xla`.
       products: what multiplies with the weights: `auto`, which packs them for our own
         code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`. Products of our
@@ -78,7 +78,9 @@ class EngineConfig:
       weights_dtype: `int8` rounds the weights to that, with a scale for each 32 inputs
         of an output, and the inputs likewise where the processor multiplies int8;
         needs products of our own. None: as `dtype` says.
-      kv_dtype: dtype of the KV cache; None: that of the weights.
+      kv_dtype: dtype of the KV cache: `float32`, `bfloat16`, `float16`, or 8 bits with
+        a float32 scale for each slot and KV head, `int8` or `float8_e4m3fn`. None: that
+        of the weights.
       steps_per_sync: most steps the device runs before the host looks, while tokens are
         streamed or looked through for stop strings, and where requests may arrive.
       steps_per_sync_offline: the same where nothing of that is: in `generate`.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.quantised_kv import STORED, check_scales
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.xla import paged_attention_xla
 
@@ -22,6 +23,8 @@ def paged_attention(
     *,
     scale: float,
     backend: str,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
     interpret: bool | None = None,
@@ -35,13 +38,17 @@ def paged_attention(
     Args:
         q: dtype[N, H, D], one query per token.
         k_cache: dtype[L, P, B, K, D], keys of all layers. B is a power of two, 1 to
-            256, and K divides H: query head `h` reads KV head `h // (H // K)`.
+            256, and K divides H: query head `h` reads KV head `h // (H // K)`. Floats,
+            or 8 bits with scales: int8, or uint8 that holds the bits of e4m3.
         v_cache: dtype[L, P, B, K, D], values.
         layer: which layer of the cache; an int, or an i32 scalar under a trace.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax; often `D ** -0.5`.
         backend: "reference" (plain jnp, the oracle), "xla" (works anywhere), "cpu"
             (x86) or "pallas" (NVIDIA Hopper).
+        k_scales: f32[L, P, K, B], of keys in 8 bits (see `quantised_kv`); else None. No
+            backend makes a dequantised copy of the cache.
+        v_scales: f32[L, P, K, B], of values likewise.
         soft_cap: each score `s` becomes `soft_cap * tanh(s / soft_cap)`, above 0; None
             leaves them as they are.
         window: each token sees the last `window` tokens of its context only, its own
@@ -62,14 +69,23 @@ def paged_attention(
             f"Unknown attention backend {backend!r}; use one of {BACKENDS}."
         )
     _check(q, k_cache, v_cache, layer, metadata)
+    check_scales(k_cache, k_scales, v_scales)
     _check_scores(soft_cap, window, backend)
     args = (q, k_cache, v_cache, layer, metadata)
     if backend == "cpu":
         # Imported late: on a machine with a GPU its LLVM need not be installed.
         from pallas_kernels.cpu.attention import paged_attention_cpu
 
-        return paged_attention_cpu(*args, scale=scale)
-    options: dict[str, Any] = dict(scale=scale, soft_cap=soft_cap, window=window)
+        return paged_attention_cpu(
+            *args, scale=scale, k_scales=k_scales, v_scales=v_scales
+        )
+    options: dict[str, Any] = dict(
+        scale=scale,
+        k_scales=k_scales,
+        v_scales=v_scales,
+        soft_cap=soft_cap,
+        window=window,
+    )
     if backend == "reference":
         return paged_attention_reference(*args, **options)
     if backend == "xla":
@@ -78,6 +94,10 @@ def paged_attention(
     from pallas_kernels.compat import require_mosaic
 
     require_mosaic()
+    if metadata.tile_start.shape[0]:
+        from pallas_kernels import mosaic_mixed
+
+        return mosaic_mixed.paged_attention_mixed(*args, **options, interpret=interpret)
     from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
     return paged_attention_mosaic(*args, **options, interpret=interpret)
@@ -114,9 +134,15 @@ def _check(
             f"k_cache and v_cache must agree, got {k_cache.dtype}{k_cache.shape} and "
             f"{v_cache.dtype}{v_cache.shape}."
         )
-    for name, array in (("q", q), ("k_cache", k_cache)):
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name} must hold floats, got {array.dtype}.")
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(f"q must hold floats, got {q.dtype}.")
+    # A float of 8 bits would come as its bits.
+    floats = jnp.issubdtype(k_cache.dtype, jnp.floating) and k_cache.dtype.itemsize > 1
+    if not floats and k_cache.dtype not in STORED.values():
+        raise ValueError(
+            "k_cache must hold floats of 16 bits or more, int8, or the bits of e4m3 as "
+            f"uint8, got {k_cache.dtype}."
+        )
     num_tokens, num_heads, head_dim = q.shape
     num_layers, _, block_size, kv_heads, cache_dim = k_cache.shape
     if cache_dim != head_dim:

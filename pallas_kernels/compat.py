@@ -77,6 +77,44 @@ def load_for_wgmma(ref: Any) -> Any:
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
 
 
+def copy_contiguous(source: Any, target: Any, barrier: Any) -> None:
+    """Copies what has no gaps to shared memory: all of it is there to be copied.
+
+    Without that promise the TMA unit takes it for a tile of an array, and wants its
+    place in shared memory to be a multiple of 128 bytes. With it, 16 will do.
+    """
+    from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    plgpu.copy_gmem_to_smem(
+        source, target, barrier, oob_mode=OOBFillMode.PROMISE_IN_BOUNDS
+    )
+
+
+def load_8_bits(ref: Any, dtype: Any, swizzled: bool) -> Any:
+    """Loads numbers of 8 bits from shared memory as `dtype`, for wgmma's operands.
+
+    They come 4 at a time, in a layout of its own, and change places with those of
+    neighbours once they have 16 bits.
+
+    Args:
+        ref: where from.
+        dtype: of 16 bits.
+        swizzled: whether its rows are swizzled, so that no two accesses meet in a bank.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    loaded = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=swizzled)
+    return plgpu.layout_cast(widen_8_bits(loaded, dtype), plgpu.Layout.WGMMA)
+
+
+def widen_8_bits(x: Any, dtype: Any) -> Any:
+    """Converts int8 or float8_e4m3fn to 16 bits, inside a kernel."""
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+        x = x.astype(jax.numpy.float16)  # NVIDIA's assembler knows no other way
+    return x.astype(dtype)
+
+
 def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     """Returns what `plgpu.kernel` takes as `interpret`.
 

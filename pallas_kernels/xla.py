@@ -8,6 +8,7 @@ from jax import lax
 
 from pallas_kernels import tile_products
 from pallas_kernels.metadata import QUERY_TILE, AttentionMetadata
+from pallas_kernels.quantised_kv import widen
 from pallas_kernels.tile_products import TileProducts
 
 # Decode tokens that run together, to the length of the longest of them. Groups of 8 are
@@ -27,6 +28,8 @@ class _Cache(NamedTuple):
     Attributes:
         k: dtype[U, u, K, D], keys of the U units of all layers, u tokens in each.
         v: dtype[U, u, K, D], values.
+        k_scales: f32[U / per_block, K, per_block, u], of keys in 8 bits, or None.
+        v_scales: f32[U / per_block, K, per_block, u], of values in 8 bits, or None.
         first: i32[], first unit of the layer.
         per_block: units in a block.
         soft_cap: bound that the scores of its keys approach, or None.
@@ -35,10 +38,30 @@ class _Cache(NamedTuple):
 
     k: jax.Array
     v: jax.Array
+    k_scales: jax.Array | None
+    v_scales: jax.Array | None
     first: jax.Array | int
     per_block: int
     soft_cap: float | None
     window: int | None
+
+
+class _Tile(NamedTuple):
+    """A tile of keys and values of each of X sequences.
+
+    Attributes:
+        keys: f32[X, KV_TILE, K, D]; what no query sees holds some key, to be masked.
+        values: f32[X, KV_TILE, K, D]; what no query sees is 0.
+        k_scales: f32[X, K, 1, KV_TILE], what the scores of the keys are to be
+            multiplied by, or None; what no query sees has any scale.
+        v_scales: f32[X, K, 1, KV_TILE], what the weights of the values are to be
+            multiplied by, or None; what no query sees has 0.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    k_scales: jax.Array | None
+    v_scales: jax.Array | None
 
 
 class _Softmax(NamedTuple):
@@ -63,6 +86,8 @@ def paged_attention_xla(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
 ) -> jax.Array:
@@ -80,6 +105,8 @@ def paged_attention_xla(
         layer: which layer of the cache.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: bound that the scores approach, or None.
         window: how many of the last tokens a query sees, or None for all.
 
@@ -90,9 +117,17 @@ def paged_attention_xla(
     num_blocks, block_size, kv_heads = k_cache.shape[1:4]
     unit = min(block_size, KV_TILE)
     per_block = block_size // unit
+
+    def by_unit(scales):
+        if scales is None:
+            return None
+        return scales.reshape(-1, kv_heads, per_block, unit)
+
     cache = _Cache(
         k=k_cache.reshape(-1, unit, kv_heads, head_dim),
         v=v_cache.reshape(-1, unit, kv_heads, head_dim),
+        k_scales=by_unit(k_scales),
+        v_scales=by_unit(v_scales),
         first=layer * (num_blocks * per_block),
         per_block=per_block,
         soft_cap=soft_cap,
@@ -205,12 +240,14 @@ def _attend(
     hidden = _hidden(cache.window, visible)
 
     def one_tile(i, state: _Softmax) -> _Softmax:
-        keys, values = _read_tile(i, cache, block_tables, rows, lengths, hidden)
+        tile = _read_tile(i, cache, block_tables, rows, lengths, hidden)
         position = i * KV_TILE + jnp.arange(KV_TILE)
         keep = position < visible[:, None, :, None]
         if cache.window is not None:
             keep &= position >= visible[:, None, :, None] - cache.window
-        scores = products.scores(prepared, keys)
+        scores = products.scores(prepared, tile.keys)
+        if tile.k_scales is not None:
+            scores = scores * tile.k_scales
         if cache.soft_cap is not None:
             scores = cache.soft_cap * jnp.tanh(scores / cache.soft_cap)
         scores = jnp.where(keep, scores, MASKED)
@@ -220,10 +257,11 @@ def _attend(
         # what was added up before a window is wiped out by a `fade` of exactly 0.
         weights = jnp.exp(scores - top[..., None])
         fade = jnp.exp(state.top - top)
+        scaled = weights if tile.v_scales is None else weights * tile.v_scales
         return _Softmax(
             top=top,
             total=state.total * fade + weights.sum(axis=-1),
-            out=state.out * fade[..., None] + products.mix(weights, values),
+            out=state.out * fade[..., None] + products.mix(scaled, tile.values),
         )
 
     init = _Softmax(
@@ -261,11 +299,10 @@ def _read_tile(
     rows: jax.Array,
     lengths: jax.Array,
     hidden: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns keys and values f32[X, KV_TILE, K, D] of tile `i` of each sequence.
+) -> _Tile:
+    """Reads tile `i` of each sequence.
 
-    Slots that no query sees hold some key, to be masked, and a value of 0: a weight of
-    0 would not do, 0 * NaN is NaN.
+    Of what no query sees, a weight of 0 would not do for the values: 0 * NaN is NaN.
     """
     unit = cache.k.shape[1]
     units = i * (KV_TILE // unit) + jnp.arange(KV_TILE // unit)
@@ -280,11 +317,27 @@ def _read_tile(
 
     def gather(array):
         taken = array.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        return taken.reshape(shape).astype(jnp.float32)
+        return widen(taken.reshape(shape))
+
+    def gather_scales(array):
+        if array is None:
+            return None
+        block, inner = lax.div(ids, cache.per_block), lax.rem(ids, cache.per_block)
+        taken = array.at[block, :, inner].get(
+            mode="promise_in_bounds", wrap_negative_indices=False
+        )  # [X, units, K, u]
+        return taken.swapaxes(1, 2).reshape(shape[0], shape[2], 1, KV_TILE)
 
     position = i * KV_TILE + jnp.arange(KV_TILE)
     live = position < lengths[:, None]
     if cache.window is not None:
         live &= position >= hidden[:, None]
-    values = jnp.where(live[:, :, None, None], gather(cache.v), 0.0)
-    return gather(cache.k), values
+    v_scales = gather_scales(cache.v_scales)
+    if v_scales is not None:
+        v_scales = jnp.where(live[:, None, None], v_scales, 0.0)
+    return _Tile(
+        keys=gather(cache.k),
+        values=jnp.where(live[:, :, None, None], gather(cache.v), 0.0),
+        k_scales=gather_scales(cache.k_scales),
+        v_scales=v_scales,
+    )

@@ -41,7 +41,8 @@ REFUSED = [
     ),
     (
         {"kv_dtype": "float8"},
-        "kv_dtype is 'float8'; it must be one of float32, bfloat16, float16",
+        "kv_dtype is 'float8'; it must be one of float32, bfloat16, float16, int8, "
+        "float8_e4m3fn",
     ),
     ({"max_model_len": 0}, "max_model_len is 0; it must be 1 or more"),
     ({"max_seqs": 0}, "max_seqs is 0; it must be 1 or more"),

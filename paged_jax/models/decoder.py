@@ -131,6 +131,8 @@ def _attention(
         batch.attention,
         scale=c.head_dim**-0.5,
         backend=backend,
+        k_scales=cache.k_scales,
+        v_scales=cache.v_scales,
     )
     attended = attended.reshape(x.shape[0], c.num_heads * c.head_dim)
     return weights.product("out", layer, attended), cache
