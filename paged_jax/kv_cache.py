@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.compat import to_memory_of
-from pallas_kernels.compat import require_mosaic
+from pallas_kernels.compat import makes_for_gpu, require_mosaic
 from pallas_kernels.quantised_kv import (
     is_quantised,
     quantise,
@@ -133,6 +133,17 @@ def write_kv(
         k_scales=write_scales(cache.k_scales, k_scales),
         v_scales=write_scales(cache.v_scales, v_scales),
     )
+
+
+def write_backend(attention_backend: str) -> str:
+    """Returns the backend of the writes to the cache beside an attention backend.
+
+    "pallas" beside that, where there is a GPU or a program is made for one.
+    Interpreted, each token would be a thread block of its own, and XLA writes the same.
+    """
+    if attention_backend == "pallas" and makes_for_gpu():
+        return "pallas"
+    return "xla"
 
 
 def _on_pallas(backend: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cascade import Cascade
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.quantised_kv import STORED, check_scales
 from pallas_kernels.reference import paged_attention_reference
@@ -27,6 +28,7 @@ def paged_attention(
     v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
+    cascade: Cascade | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:
     """Attends from each token of a step to its sequence's tokens in the paged cache.
@@ -54,6 +56,9 @@ def paged_attention(
         window: each token sees the last `window` tokens of its context only, its own
             included, 1 or more; None lets it see all. What lies before may hold
             anything, and is not read but for the rest of a tile.
+        cascade: what `find_cascade` found for these tokens: prefixes that "xla" and
+            "pallas" read once for all decode tokens that share them. The result is the
+            same but for the order of the sums. Not with a window; "cpu" takes none.
         interpret: "pallas" only. Whether to interpret the kernel on the CPU; None
             interprets where jax has no GPU.
 
@@ -71,6 +76,7 @@ def paged_attention(
     _check(q, k_cache, v_cache, layer, metadata)
     check_scales(k_cache, k_scales, v_scales)
     _check_scores(soft_cap, window, backend)
+    _check_cascade(cascade, metadata, window, backend)
     args = (q, k_cache, v_cache, layer, metadata)
     if backend == "cpu":
         # Imported late: on a machine with a GPU its LLVM need not be installed.
@@ -88,19 +94,16 @@ def paged_attention(
     )
     if backend == "reference":
         return paged_attention_reference(*args, **options)
+    options["cascade"] = cascade
     if backend == "xla":
         return paged_attention_xla(*args, **options)
     # Imported late: the module needs a jax whose Pallas has the Mosaic GPU names.
     from pallas_kernels.compat import require_mosaic
 
     require_mosaic()
-    if metadata.tile_start.shape[0]:
-        from pallas_kernels import mosaic_mixed
+    from pallas_kernels.mosaic_step import paged_attention_step
 
-        return mosaic_mixed.paged_attention_mixed(*args, **options, interpret=interpret)
-    from pallas_kernels.mosaic_decode import paged_attention_mosaic
-
-    return paged_attention_mosaic(*args, **options, interpret=interpret)
+    return paged_attention_step(*args, **options, interpret=interpret)
 
 
 def _check_scores(soft_cap: float | None, window: int | None, backend: str) -> None:
@@ -112,6 +115,31 @@ def _check_scores(soft_cap: float | None, window: int | None, backend: str) -> N
         raise ValueError(
             "The cpu attention backend takes neither soft_cap nor window, got "
             f'{soft_cap} and {window}; use backend="xla".'
+        )
+
+
+def _check_cascade(
+    cascade: Cascade | None,
+    metadata: AttentionMetadata,
+    window: int | None,
+    backend: str,
+) -> None:
+    if cascade is None:
+        return
+    if backend == "cpu":
+        raise ValueError(
+            'The cpu attention backend takes no cascade; use backend="xla", or None.'
+        )
+    if window is not None:
+        raise ValueError(
+            f"cascade takes no window, got {window}: what a token sees of a prefix "
+            "would be its own; use cascade=None."
+        )
+    places = min(metadata.rows.shape[0], metadata.block_tables.shape[0])
+    if cascade.starts.shape != (places,):
+        raise ValueError(
+            f"cascade must be of these tokens, with {places} places, got "
+            f"{cascade.starts.shape[0]}; find it from the same metadata."
         )
 
 

@@ -47,6 +47,11 @@ def for_gpu() -> Iterator[None]:
         _FOR_GPU.reset(token)
 
 
+def makes_for_gpu() -> bool:
+    """Whether what is traced is for a GPU: there is one, or it is inside `for_gpu`."""
+    return jax.default_backend() == "gpu" or _FOR_GPU.get()
+
+
 def multiprocessors() -> int:
     """Returns how many multiprocessors a GPU has; those of an H200 without one."""
     if jax.default_backend() != "gpu":
@@ -126,7 +131,7 @@ def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     if interpret is None:
-        interpret = jax.default_backend() != "gpu" and not _FOR_GPU.get()
+        interpret = not makes_for_gpu()
     return plgpu.InterpretGPUParams(**kwargs) if interpret else False
 
 

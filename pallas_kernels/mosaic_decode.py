@@ -3,7 +3,8 @@
 One thread block for each (token, KV head, split of the context), of two warpgroups.
 The producer walks the block table and has the TMA unit copy blocks of keys and values
 into a ring of shared-memory stages; the consumer multiplies with wgmma and keeps an
-online softmax. Splits leave unnormalised float32 partials, which are merged once.
+online softmax. Splits leave unnormalised float32 partials, which are merged once. With
+a cascade, so do the passes over shared prefixes (see `mosaic_cascade`).
 """
 
 import functools
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import compat
+from pallas_kernels import compat, mosaic_cascade
+from pallas_kernels.cascade import Cascade
 from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.mosaic_decode_kernel import (
@@ -58,6 +60,7 @@ def paged_attention_mosaic(
     v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
+    cascade: Cascade | None = None,
     splits: int | None = None,
     stages: int | None = None,
     contiguous: bool = False,
@@ -82,6 +85,8 @@ def paged_attention_mosaic(
         v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: see `api.paged_attention`.
         window: see `api.paged_attention`.
+        cascade: see `api.paged_attention`. The kernel runs twice: on the passes over
+            shared prefixes, and on the tokens, each from where its pass ends.
         splits: thread blocks that share a long context; None chooses.
         stages: depth of the ring of keys and values, 1 or more; None chooses.
         contiguous: whether row `r` has the blocks from `r * T` on, whatever its table
@@ -94,7 +99,7 @@ def paged_attention_mosaic(
 
     Raises:
         ValueError: a dtype, head dim, block size or group that the kernel does not
-            handle.
+            handle, or a cascade of contiguous rows.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, kv_heads = k_cache.shape[1:4]
@@ -105,6 +110,8 @@ def paged_attention_mosaic(
         block_size=block_size,
         kv_dtype=k_cache.dtype,
     )
+    if cascade is not None and contiguous:
+        raise ValueError("contiguous rows share no blocks; give no cascade with them.")
     if interpret is None or isinstance(interpret, bool):
         interpret = compat.interpret_params(interpret)
     heads = num_heads // kv_heads
@@ -114,40 +121,61 @@ def paged_attention_mosaic(
     context = metadata.block_tables.shape[1] * block_size
     context = min(context, window or context)
     dtype = multiplied_dtype(k_cache.dtype)
-    config = Config(
-        tiles=Tiles(
-            unit=unit,
-            per_block=per_block,
-            stages=stages or choose_stages(head_dim, block_size, k_cache.dtype),
-            scale=scale,
-            soft_cap=soft_cap,
-            window=window,
-            dtype=dtype,
-            contiguous=contiguous,
-            hints=not interpret,
-            quantised=quantised_dtype(k_cache.dtype),
-        ),
-        splits=splits
-        or choose_splits(
-            num_tokens * kv_heads * -(-head_dim // MAX_COLUMNS),
-            context,
-            compat.multiprocessors(),
-        ),
-        group=group,
+    tiles = Tiles(
+        unit=unit,
+        per_block=per_block,
+        stages=stages or choose_stages(head_dim, block_size, k_cache.dtype),
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window,
+        dtype=dtype,
+        contiguous=contiguous,
+        hints=not interpret,
+        quantised=quantised_dtype(k_cache.dtype),
     )
     queries = q.astype(dtype).reshape(num_tokens, kv_heads, heads, head_dim)
-    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
+    cache = as_units(k_cache, v_cache, k_scales, v_scales, unit)
     first = jnp.asarray(layer * (num_blocks * per_block), jnp.int32).reshape(1)
-    partials = _partials(
-        queries,
-        as_units(k_cache, v_cache, k_scales, v_scales, unit),
-        metadata.block_tables,
-        metadata.rows,
-        metadata.lengths,
-        first,
-        config=config,
-        interpret=interpret,
-    )
+
+    def run(queries, rows, lengths, starts, at_once: int):
+        """Runs the kernel; `at_once` of the contexts are there, if many are."""
+        thread_blocks = at_once * kv_heads * -(-head_dim // MAX_COLUMNS)
+        config = Config(
+            tiles=tiles,
+            splits=splits
+            or choose_splits(thread_blocks, context, compat.multiprocessors()),
+            group=queries.shape[2],
+        )
+        return _partials(
+            queries,
+            cache,
+            metadata.block_tables,
+            rows,
+            lengths,
+            starts,
+            first,
+            config=config,
+            interpret=interpret,
+        )
+
+    padded = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
+    own = functools.partial(run, padded, metadata.rows, metadata.lengths)
+    starts = jnp.zeros(num_tokens, jnp.int32)
+    if cascade is None:
+        partials = own(starts, num_tokens)
+    else:
+        num_places = cascade.starts.shape[0]
+        num_passes, members = cascade.tokens.shape
+        shared = run(
+            mosaic_cascade.pack_queries(queries, cascade),
+            cascade.rows,
+            cascade.lengths,
+            jnp.zeros(num_passes, jnp.int32),
+            # As if all tokens shared one prefix: most of the passes are not used.
+            -(-num_places // members),
+        )
+        starts = starts.at[:num_places].set(cascade.starts)
+        partials = mosaic_cascade.join(own(starts, num_tokens), shared, cascade, heads)
     out = _merge(*partials)
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
 
@@ -198,6 +226,7 @@ def _partials(
     tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
+    starts: jax.Array,
     first: jax.Array,
     *,
     config: Config,
@@ -211,6 +240,7 @@ def _partials(
         tables: i32[S, T].
         rows: i32[N].
         lengths: i32[N].
+        starts: i32[N], tokens of each context that are left out; whole tiles.
         first: i32[1], first unit of the layer.
         config: static choices.
         interpret: see `paged_attention_mosaic`.
@@ -254,7 +284,7 @@ def _partials(
         compiler_params=compat.compiler_params(approx_math=True),
         interpret=interpret,
     )
-    return kernel(q, cache, tables, rows, lengths, first)
+    return kernel(q, cache, tables, rows, lengths, starts, first)
 
 
 def _merge(out: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:

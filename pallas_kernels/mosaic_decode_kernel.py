@@ -44,12 +44,28 @@ class Buffers(NamedTuple):
     total: Any
 
 
+def tiles_of_split(length, skipped, split, splits: int):
+    """Returns which tiles of a context a split reads: the first, and how many.
+
+    Args:
+        length: i32[...], tokens of the context.
+        skipped: i32[...], tiles at its start that are not read.
+        split: i32[...], which split.
+        splits: how many there are.
+    """
+    tiles = lax.div(length + (KV_TILE - 1), jnp.int32(KV_TILE)) - skipped
+    share = lax.div(tiles + (splits - 1), jnp.int32(splits))
+    share = jnp.maximum(share, MIN_SPLIT_TILES)
+    return skipped + split * share, jnp.clip(tiles - split * share, 0, share)
+
+
 def thread_block(
     q_ref,
     cache_refs,
     tables_ref,
     rows_ref,
     lengths_ref,
+    starts_ref,
     first_ref,
     out_ref,
     top_ref,
@@ -66,12 +82,9 @@ def thread_block(
     length = lengths_ref[token]
     # The first visible token, and the tile that it is in.
     low = jnp.maximum(length - (config.tiles.window or length), 0)
-    skipped = lax.div(low, jnp.int32(KV_TILE))
-    tiles = lax.div(length + (KV_TILE - 1), jnp.int32(KV_TILE)) - skipped
-    share = lax.div(tiles + (config.splits - 1), jnp.int32(config.splits))
-    share = jnp.maximum(share, MIN_SPLIT_TILES)
-    start = skipped + split * share
-    count = jnp.clip(tiles - split * share, 0, share)
+    # Tiles of a shared prefix are read by the pass over it (see `cascade`), whole.
+    skipped = lax.div(jnp.maximum(low, starts_ref[token]), jnp.int32(KV_TILE))
+    start, count = tiles_of_split(length, skipped, split, config.splits)
 
     @pl.when(warpgroup == 1)
     def _():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import tile_products
+from pallas_kernels.cascade import Cascade
 from pallas_kernels.metadata import QUERY_TILE, AttentionMetadata
 from pallas_kernels.quantised_kv import widen
 from pallas_kernels.tile_products import TileProducts
@@ -90,6 +91,7 @@ def paged_attention_xla(
     v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
+    cascade: Cascade | None = None,
 ) -> jax.Array:
     """Runs decode tokens in groups and chunks in query tiles, over tiles of the cache.
 
@@ -109,6 +111,8 @@ def paged_attention_xla(
         v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: bound that the scores approach, or None.
         window: how many of the last tokens a query sees, or None for all.
+        cascade: prefixes to read once for all decode tokens that share them, or None.
+            Such a token's softmax starts from what the pass over its prefix left.
 
     Returns:
         dtype[N, H, D], in the dtype of `q`; zeros where `lengths` is 0.
@@ -145,7 +149,7 @@ def paged_attention_xla(
     )
     # Groups and tiles write zeros past their end, and the next one writes over them.
     out = jnp.zeros(queries.shape, jnp.float32)
-    out = _decode(out, queries, cache, metadata, group)
+    out = _decode(out, queries, cache, metadata, group, cascade)
     if has_prefill:
         out = _prefill(out, queries, cache, metadata)
     return out[:num_tokens].reshape(q.shape).astype(q.dtype)
@@ -157,30 +161,71 @@ def _decode(
     cache: _Cache,
     metadata: AttentionMetadata,
     group: int,
+    cascade: Cascade | None,
 ) -> jax.Array:
     """Writes the results of the decode tokens to `out`, `group` tokens at a time."""
     products = tile_products.for_decode(queries.shape[1], queries.shape[2])
+    states, starts = None, None
+    if cascade is not None:
+        states = _prefixes(queries, cache, metadata, cascade)
+        beyond = queries.shape[0] - cascade.starts.shape[0]
+        starts = jnp.pad(cascade.starts, (0, beyond))
 
     def one_group(i, out):
         start = i * group
-        rows = lax.dynamic_slice_in_dim(metadata.rows, start, group)
-        lengths = lax.dynamic_slice_in_dim(metadata.lengths, start, group)
+
+        def mine(x):
+            return lax.dynamic_slice_in_dim(x, start, group)
+
         live = start + jnp.arange(group) < metadata.num_decode
-        lengths = jnp.where(live, lengths, 0)
-        q = lax.dynamic_slice_in_dim(queries, start, group)
+        lengths = jnp.where(live, mine(metadata.lengths), 0)
         result = _attend(
-            q,
+            mine(queries),
             cache,
             metadata.block_tables,
-            rows,
+            mine(metadata.rows),
             lengths,
             lengths[:, None],
             products,
+            *jax.tree.map(mine, (states, starts)),
         )
         return lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
     num_groups = lax.div(metadata.num_decode + (group - 1), group)
     return lax.fori_loop(0, num_groups, one_group, out)
+
+
+def _prefixes(
+    queries: jax.Array, cache: _Cache, metadata: AttentionMetadata, cascade: Cascade
+) -> _Softmax:
+    """Returns each token's softmax after the prefix that it shares, [N, K, group]."""
+    num_queries, kv_heads, group, head_dim = queries.shape
+    products = tile_products.for_prefill()
+    num_places = cascade.starts.shape[0]
+
+    def one_pass(i, states: _Softmax) -> _Softmax:
+        tokens = cascade.tokens[i]
+        q = queries.at[tokens].get(mode="clip")
+        q = q.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, head_dim)
+        length = cascade.lengths[i][None]
+        end = _run(
+            q,
+            cache,
+            metadata.block_tables,
+            cascade.rows[i][None],
+            length,
+            length[:, None],
+            products,
+        )
+        at = jnp.where(tokens < num_places, tokens, num_queries)
+
+        def put(states, new):
+            new = new.reshape(kv_heads, -1, group, *new.shape[3:])
+            return states.at[at].set(new.swapaxes(0, 1), mode="drop")
+
+        return jax.tree.map(put, states, end)
+
+    return lax.fori_loop(0, cascade.num_passes, one_pass, _nothing_seen(queries))
 
 
 def _prefill(
@@ -221,7 +266,31 @@ def _attend(
     lengths: jax.Array,
     visible: jax.Array,
     products: TileProducts,
+    state: _Softmax | None = None,
+    starts: jax.Array | None = None,
 ) -> jax.Array:
+    """Softmax of `q` over each sequence's context; see `_run` for the arguments.
+
+    Returns:
+        f32[X, K, M, D]; zeros where `visible` is 0.
+    """
+    end = _run(q, cache, block_tables, rows, lengths, visible, products, state, starts)
+    seen = visible[:, None, :] > 0
+    share = jnp.where(seen, 1 / jnp.where(seen, end.total, 1.0), 0.0)
+    return end.out * share[..., None]
+
+
+def _run(
+    q: jax.Array,
+    cache: _Cache,
+    block_tables: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    visible: jax.Array,
+    products: TileProducts,
+    state: _Softmax | None = None,
+    starts: jax.Array | None = None,
+) -> _Softmax:
     """Online softmax of `q` over the tiles of each sequence's context.
 
     Args:
@@ -232,19 +301,27 @@ def _attend(
         lengths: i32[X], tokens to read of each.
         visible: i32[X, M or 1], tokens that each query may see, at most `lengths`.
         products: how to multiply.
+        state: the softmax so far; None where nothing has been seen.
+        starts: i32[X], tokens of each sequence that `state` has seen; not with a
+            window.
 
     Returns:
-        f32[X, K, M, D]; zeros where `visible` is 0.
+        The softmax after all of them, not normalised.
     """
     prepared = products.prepare(q)
-    hidden = _hidden(cache.window, visible)
+    hidden = _hidden(cache.window, visible) if starts is None else starts
+    some_hidden = cache.window is not None or starts is not None
 
     def one_tile(i, state: _Softmax) -> _Softmax:
-        tile = _read_tile(i, cache, block_tables, rows, lengths, hidden)
+        tile = _read_tile(
+            i, cache, block_tables, rows, lengths, hidden if some_hidden else None
+        )
         position = i * KV_TILE + jnp.arange(KV_TILE)
         keep = position < visible[:, None, :, None]
         if cache.window is not None:
             keep &= position >= visible[:, None, :, None] - cache.window
+        if starts is not None:
+            keep &= position >= starts[:, None, None, None]
         scores = products.scores(prepared, tile.keys)
         if tile.k_scales is not None:
             scores = scores * tile.k_scales
@@ -264,21 +341,23 @@ def _attend(
             out=state.out * fade[..., None] + products.mix(scaled, tile.values),
         )
 
-    init = _Softmax(
+    num_tiles = lax.div(lengths.max() + (KV_TILE - 1), KV_TILE)
+    first_tile = 0
+    if some_hidden:
+        # Of sequences that are there: padding has a window that starts at 0.
+        first = jnp.where(lengths > 0, hidden, lengths.max())
+        first_tile = lax.div(first.min(), KV_TILE)
+    state = _nothing_seen(q) if state is None else state
+    return lax.fori_loop(first_tile, num_tiles, one_tile, state)
+
+
+def _nothing_seen(q: jax.Array) -> _Softmax:
+    """Returns the softmax of queries f32[..., D] before the first tile."""
+    return _Softmax(
         top=jnp.full(q.shape[:-1], MASKED, jnp.float32),
         total=jnp.zeros(q.shape[:-1], jnp.float32),
         out=jnp.zeros(q.shape, jnp.float32),
     )
-    num_tiles = lax.div(lengths.max() + (KV_TILE - 1), KV_TILE)
-    first_tile = 0
-    if cache.window is not None:
-        # Of sequences that are there: padding has a window that starts at 0.
-        starts = jnp.where(lengths > 0, hidden, lengths.max())
-        first_tile = lax.div(starts.min(), KV_TILE)
-    end = lax.fori_loop(first_tile, num_tiles, one_tile, init)
-    seen = visible[:, None, :] > 0
-    share = jnp.where(seen, 1 / jnp.where(seen, end.total, 1.0), 0.0)
-    return end.out * share[..., None]
 
 
 def _hidden(window: int | None, visible: jax.Array) -> jax.Array:
@@ -298,11 +377,12 @@ def _read_tile(
     block_tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
-    hidden: jax.Array,
+    hidden: jax.Array | None,
 ) -> _Tile:
     """Reads tile `i` of each sequence.
 
-    Of what no query sees, a weight of 0 would not do for the values: 0 * NaN is NaN.
+    `hidden` is i32[X], tokens at each sequence's start that no query sees, or None. Of
+    what no query sees, a weight of 0 would not do for the values: 0 * NaN is NaN.
     """
     unit = cache.k.shape[1]
     units = i * (KV_TILE // unit) + jnp.arange(KV_TILE // unit)
@@ -312,7 +392,10 @@ def _read_tile(
     ids = cache.first + blocks * cache.per_block
     ids = ids + lax.rem(units, jnp.int32(cache.per_block))
     # Past the end, one and the same unit: it stays in the processor's cache.
-    ids = jnp.where(units * unit < lengths[:, None], ids, 0)
+    there = units * unit < lengths[:, None]
+    if hidden is not None:
+        there &= (units + 1) * unit > hidden[:, None]
+    ids = jnp.where(there, ids, 0)
     shape = (rows.shape[0], KV_TILE, *cache.k.shape[2:])
 
     def gather(array):
@@ -330,7 +413,7 @@ def _read_tile(
 
     position = i * KV_TILE + jnp.arange(KV_TILE)
     live = position < lengths[:, None]
-    if cache.window is not None:
+    if hidden is not None:
         live &= position >= hidden[:, None]
     v_scales = gather_scales(cache.v_scales)
     if v_scales is not None:

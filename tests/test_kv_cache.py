@@ -6,16 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import tiny_model
 from program_text import IN_PLACE, operations_on
 
+from paged_jax import EngineConfig
+from paged_jax.batch import TokenBatch
 from paged_jax.kv_cache import (
     KVCache,
     copy_blocks,
     init_kv_cache,
     move_blocks,
+    write_backend,
     write_kv,
 )
-from pallas_kernels import compat
+from paged_jax.models import llama
+from pallas_kernels import AttentionMetadata, compat
 from pallas_kernels.quantised_kv import Quantised, dequantise, quantise
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
@@ -141,6 +146,29 @@ def test_the_pallas_backend_leaves_the_same_in_every_block_but_the_null_block():
     np.testing.assert_array_equal(pallas.k[:, 1:], xla.k[:, 1:])
     np.testing.assert_array_equal(pallas.v[:, 1:], xla.v[:, 1:])
     assert not np.array_equal(xla.k[:, 1:], cache.k[:, 1:])
+
+
+def test_a_pallas_model_writes_with_pallas_where_there_is_a_gpu():
+    config = EngineConfig(attention_backend="pallas", kv_dtype="bfloat16")
+    assert write_backend("pallas") == config.step_config().cache_backend == "xla"
+    with compat.for_gpu():
+        assert write_backend("pallas") == config.step_config().cache_backend == "pallas"
+        assert write_backend("xla") == write_backend("cpu") == "xla"
+
+
+@pytest.mark.skipif(not compat.has_mosaic(), reason="this jax is too old for pallas")
+@pytest.mark.parametrize("backend,kernels", [("pallas", 2), ("xla", 0)])
+def test_a_layer_for_a_gpu_has_kernels_that_write_and_attend(backend, kernels):
+    model = tiny_model(head_dim=64, num_layers=1)
+    cache = init_kv_cache(1, BLOCKS, 8, 2, 64, jnp.bfloat16)
+    one, zero = jnp.ones(1, jnp.int32), jnp.int32(0)
+    attention = AttentionMetadata(one[None], one, one, zero, zero, one, one, zero)
+    batch = TokenBatch(one, one, one, attention, one, zero)
+    step = functools.partial(llama.forward, model.config, backend=backend, unroll=True)
+    with compat.for_gpu():
+        traced = jax.jit(step).trace(model.params, batch, cache)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@mosaic_gpu") == kernels
 
 
 def test_an_unknown_backend_is_named():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import Compiled, Figures, compile_for
 from experiments.aot.targets import Target
-from pallas_kernels import AttentionMetadata, limits, quantised_kv
+from pallas_kernels import AttentionMetadata, find_cascade, limits, quantised_kv
 from pallas_kernels.mosaic_blocks import (
     copy_blocks_mosaic,
     gather_blocks_mosaic,
@@ -45,6 +45,12 @@ COVERING = (
     "D=128 B=16 float8_e4m3fn window cap",
     "D=256 B=64 int8",
     "B=16 K=3 D=64 int8",
+    "D=64 B=16 bfloat16 cascade",
+    "D=128 B=16 int8 cascade",
+    "D=128 B=1 bfloat16 cascade",
+    "D=128 B=16 int8 cascade",
+    "D=256 B=256 float16 cascade",
+    "D=128 B=16 int8 cascade",
 )
 # Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
 MIXED_COVERING = (
@@ -69,6 +75,7 @@ class Case(NamedTuple):
         in_flight: bytes that a thread block has asked for and not got, at most; None
             where that does not bound the kernel.
         covering: whether it belongs to the few cases that cover what differs.
+        num_kernels: how many kernels it is compiled to, which no other case has.
     """
 
     name: str
@@ -78,6 +85,7 @@ class Case(NamedTuple):
     donate: tuple[int, ...] = ()
     in_flight: int | None = None
     covering: bool = False
+    num_kernels: int = 1
 
 
 class Result(NamedTuple):
@@ -89,13 +97,15 @@ class Result(NamedTuple):
 
     @property
     def figures(self) -> Figures:
-        """The figures of the case's one kernel."""
-        if len(self.compiled.kernels) != 1:
+        """The figures of the case's kernel; of several, the worst of each figure."""
+        kernels, expected = self.compiled.kernels, self.case.num_kernels
+        if len(kernels) != expected:
             raise ValueError(
-                f"{self.case.name} {self.case.config} compiled to "
-                f"{len(self.compiled.kernels)} new kernels; it must be one"
+                f"{self.case.name} {self.case.config} compiled to {len(kernels)} new "
+                f"kernels; it must be {expected}"
             )
-        return self.compiled.kernels[0]
+        most = Figures(*map(max, *kernels)) if expected > 1 else kernels[0]
+        return most._replace(hgmma=min(kernel.hgmma for kernel in kernels))
 
     @property
     def loads_in_flight(self) -> int | None:
@@ -142,6 +152,7 @@ def cases() -> Iterator[Case]:
     """Yields all kernels in all configurations."""
     yield from attention_cases(decode_case)
     yield from attention_cases(mixed_case)
+    yield from cascade_cases()
     yield from block_cases()
 
 
@@ -159,19 +170,34 @@ def attention_cases(make: Callable[..., Case]) -> Iterator[Case]:
         yield make(head_dim, 16, dtype, window=1024, soft_cap=50.0)
 
 
+def cascade_cases() -> Iterator[Case]:
+    """Yields decode with shared prefixes for every head dim and dtype.
+
+    Both of its kernels, with blocks on each of the producer's routes.
+    """
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
+        for block_size in (1, 16, 256):
+            yield decode_case(head_dim, block_size, dtype, cascade=True)
+
+
 def decode_case(
     head_dim: int,
     block_size: int,
     dtype: Any,
     window: int | None = None,
     soft_cap: float | None = None,
+    cascade: bool = False,
 ) -> Case:
     """Returns the decode kernel in one configuration."""
     config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
     if window or soft_cap:
         config += " window cap"
+    if cascade:
+        config += " cascade"
+    heads, kv_heads = HEADS[head_dim]
 
     def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
+        group = heads // kv_heads
         return paged_attention_mosaic(
             q,
             k_cache,
@@ -183,15 +209,22 @@ def decode_case(
             soft_cap=soft_cap,
             k_scales=k_scales,
             v_scales=v_scales,
+            cascade=find_cascade(metadata, block_size=block_size, group=group)
+            if cascade
+            else None,
         )
 
     return Case(
         name="decode",
         config=config,
         function=attend,
-        args=_attention_args(head_dim, block_size, dtype, tokens=8, tiles=0),
+        # A number of its own, so that a cascade has no kernel of another case.
+        args=_attention_args(
+            head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
+        ),
         in_flight=ring_bytes(head_dim, block_size, dtype),
         covering=config in COVERING,
+        num_kernels=2 if cascade else 1,
     )
 
 

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     if not compat.has_mosaic():
         print(f"gpu_check: needs jax >= 0.11, got {jax.__version__}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    from experiments.gpu_check import bandwidth, numbers, prefill
+    from experiments.gpu_check import bandwidth, numbers, prefill, sharing
 
     started = time.monotonic()
 
@@ -82,6 +82,11 @@ def main(argv: list[str] | None = None) -> int:
         result = row.get("why_not") or f"{row['seconds'] * 1e6:.0f} us"
         say(f"chunk of {row['tokens']} after {row['before']}: {row['name']} {result}")
         save()
+    found["cascade"] = []
+    for row in sharing.compare(small):
+        found["cascade"].append(row)
+        say(cascade_lines([row])[0])
+        save()
     found["engine"] = dict(why_not="--no-engine")
     if not args.no_engine:
         found["engine"] = end_to_end(small, say)
@@ -100,6 +105,16 @@ def end_to_end(small: bool, say: Any) -> dict[str, Any]:
         row = dict(why_not=str(error))
     say(f"engine: {row}")
     return row
+
+
+def cascade_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns what the summary says of `sharing.compare`."""
+    return [
+        f"cascade, {row['sequences']} sequences that share {row['shared']} tokens and "
+        f"have {row['own']} of their own: "
+        f"{row['plain_seconds'] / row['cascade_seconds']:.2f}x as fast as without"
+        for row in rows
+    ]
 
 
 def table(found: dict[str, Any]) -> str:
@@ -121,6 +136,7 @@ def table(found: dict[str, Any]) -> str:
     ]
     lines += shares(decode, dict(batch=6, length=8, block_size=7))
     lines += shares(found["prefill"], dict(tokens=6, before=8))
+    lines += cascade_lines(found["cascade"])
     engine = found["engine"]
     if "why_not" in engine:
         lines.append(f"engine: not run, {engine['why_not']}")

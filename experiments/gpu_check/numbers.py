@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.gpu_check import sharing
 from experiments.gpu_check.problems import exact, make_problem
 from pallas_kernels import mosaic_blocks
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
@@ -61,6 +62,9 @@ def check(small: bool) -> Iterator[dict[str, Any]]:
             config = f"{name} D={head_dim} B={block_size} {dtype}"
             # What has 8 bits is multiplied as bfloat16.
             yield _row(config, error, ERRORS.get(dtype, ERRORS["bfloat16"]))
+    for head_dim in (64,) if small else (64, 128, 256):
+        error = sharing.error_of(*HEADS[head_dim], head_dim, small)
+        yield _row(f"cascade D={head_dim} B=16 bfloat16", error, ERRORS["bfloat16"])
     yield from _check_writes()
 
 

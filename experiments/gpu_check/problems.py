@@ -71,6 +71,7 @@ def make_problem(
     dtype: str = "bfloat16",
     poisoned: bool = False,
     shuffled: bool = True,
+    shared: int = 0,
 ) -> Problem:
     """Returns a step of one token for each of some contexts, and of prefill chunks.
 
@@ -87,6 +88,8 @@ def make_problem(
             have some.
         shuffled: whether blocks lie in random places; else each row's lie side by side,
             from its number times the table's width on.
+        shared: tokens at the start of all contexts that are in the same blocks; whole
+            blocks.
     """
     rng = np.random.default_rng(0)
     totals = [*lengths, *(before + tokens for before, tokens in chunks)]
@@ -96,6 +99,7 @@ def make_problem(
     if shuffled:
         order = 1 + rng.permutation(order)
     tables = order.reshape(len(totals), width).astype(np.int32)
+    tables[:, : shared // block_size] = tables[0, : shared // block_size]
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (1, num_blocks, block_size, kv_heads, head_dim)
     narrow, kept = is_quantised(dtype), multiplied_dtype(dtype)

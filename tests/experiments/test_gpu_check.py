@@ -55,6 +55,7 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     assert {row["name"].split()[0] for row in found["numbers"]} == {
         "decode",
         "mixed",
+        "cascade",
         "write",
         "copy",
         "gather",
@@ -67,6 +68,8 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     assert len(narrow) == 6
     assert [row["name"] for row in found["prefill"]] == ["pallas", "xla"]
     assert all(row["seconds"] > 0 for row in found["bandwidth"] + found["prefill"])
+    (shared,) = found["cascade"]
+    assert shared["sequences"] == 5 and shared["cascade_seconds"] > 0
     assert done.stdout.endswith(table(found) + "\n")
 
 
@@ -85,6 +88,15 @@ def test_the_table_shows_shares_of_the_copy_and_what_is_wrong():
             dict(tokens=2048, before=0, name="pallas", seconds=1.0, share=0.5),
             dict(tokens=2048, before=0, name="cudnn", seconds=None, why_not="no"),
         ],
+        cascade=[
+            dict(
+                sequences=64,
+                shared=4096,
+                own=256,
+                plain_seconds=3.0,
+                cascade_seconds=1.5,
+            )
+        ],
         engine=dict(why_not="No module named 'flax'"),
     )
     assert table(found).splitlines() == [
@@ -95,5 +107,7 @@ def test_the_table_shows_shares_of_the_copy_and_what_is_wrong():
         "    64    1024     16         90%           -",
         "tokens  before      pallas       cudnn",
         "  2048       0         50%           -",
+        "cascade, 64 sequences that share 4096 tokens and have 256 of their own: "
+        "2.00x as fast as without",
         "engine: not run, No module named 'flax'",
     ]

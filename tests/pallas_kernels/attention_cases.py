@@ -166,6 +166,34 @@ def numbers_of(cache: jnp.ndarray, scales: jnp.ndarray | None) -> np.ndarray:
     return numbers
 
 
+def share(case: Case, rows: Sequence[int], tokens: int) -> Case:
+    """Returns the case with the first blocks of some rows' tables the same.
+
+    Args:
+        case: of any rows; those that have whole blocks of so many tokens.
+        rows: the first is the one whose blocks all of them get. What the others had
+            there is NaN.
+        tokens: a multiple of the block size.
+    """
+    blocks = tokens // case.k_cache.shape[2]
+    tables = np.array(case.metadata.block_tables)
+    kept = tables[rows[0], :blocks]
+    lost = np.setdiff1d(tables[list(rows), :blocks], kept)
+    tables[list(rows), :blocks] = kept
+    poisoned = {
+        name: getattr(case, name).at[:, lost].set(jnp.nan)
+        for name in (
+            ("k_cache", "v_cache")
+            if case.k_scales is None
+            else ("k_scales", "v_scales")
+        )
+    }
+    return case._replace(
+        **poisoned,
+        metadata=case.metadata._replace(block_tables=jnp.asarray(tables)),
+    )
+
+
 def oracle(case: Case) -> np.ndarray:
     """Attention of each token by itself, in numpy float64."""
     q = np.asarray(case.q).astype(np.float64)
