@@ -9,60 +9,14 @@ from jax import lax
 from pallas_kernels import tile_products
 from pallas_kernels.cascade import Cascade
 from pallas_kernels.metadata import QUERY_TILE, AttentionMetadata
-from pallas_kernels.quantised_kv import widen
 from pallas_kernels.tile_products import TileProducts
+from pallas_kernels.xla_tiles import KV_TILE, Cache, read_tile
 
 # Decode tokens that run together, to the length of the longest of them. Groups of 8 are
 # 6% faster when full, and cost twice as much for a token alone.
 DECODE_GROUP = 4
-# Cached tokens in each step of the online softmax.
-KV_TILE = 64
 # Score of a slot that a query may not see. Finite, so that exp(MASKED - MASKED) is 1.
 MASKED = -1e30
-
-
-class _Cache(NamedTuple):
-    """One layer of the cache and how to see it: as units of `min(B, KV_TILE)` tokens.
-
-    A view, not a copy: the reshape is free, and the layer goes into the unit's number.
-
-    Attributes:
-        k: dtype[U, u, K, D], keys of the U units of all layers, u tokens in each.
-        v: dtype[U, u, K, D], values.
-        k_scales: f32[U / per_block, K, per_block, u], of keys in 8 bits, or None.
-        v_scales: f32[U / per_block, K, per_block, u], of values in 8 bits, or None.
-        first: i32[], first unit of the layer.
-        per_block: units in a block.
-        soft_cap: bound that the scores of its keys approach, or None.
-        window: how many of the last tokens a query sees, or None for all.
-    """
-
-    k: jax.Array
-    v: jax.Array
-    k_scales: jax.Array | None
-    v_scales: jax.Array | None
-    first: jax.Array | int
-    per_block: int
-    soft_cap: float | None
-    window: int | None
-
-
-class _Tile(NamedTuple):
-    """A tile of keys and values of each of X sequences.
-
-    Attributes:
-        keys: f32[X, KV_TILE, K, D]; what no query sees holds some key, to be masked.
-        values: f32[X, KV_TILE, K, D]; what no query sees is 0.
-        k_scales: f32[X, K, 1, KV_TILE], what the scores of the keys are to be
-            multiplied by, or None; what no query sees has any scale.
-        v_scales: f32[X, K, 1, KV_TILE], what the weights of the values are to be
-            multiplied by, or None; what no query sees has 0.
-    """
-
-    keys: jax.Array
-    values: jax.Array
-    k_scales: jax.Array | None
-    v_scales: jax.Array | None
 
 
 class _Softmax(NamedTuple):
@@ -127,7 +81,7 @@ def paged_attention_xla(
             return None
         return scales.reshape(-1, kv_heads, per_block, unit)
 
-    cache = _Cache(
+    cache = Cache(
         k=k_cache.reshape(-1, unit, kv_heads, head_dim),
         v=v_cache.reshape(-1, unit, kv_heads, head_dim),
         k_scales=by_unit(k_scales),
@@ -158,7 +112,7 @@ def paged_attention_xla(
 def _decode(
     out: jax.Array,
     queries: jax.Array,
-    cache: _Cache,
+    cache: Cache,
     metadata: AttentionMetadata,
     group: int,
     cascade: Cascade | None,
@@ -196,7 +150,7 @@ def _decode(
 
 
 def _prefixes(
-    queries: jax.Array, cache: _Cache, metadata: AttentionMetadata, cascade: Cascade
+    queries: jax.Array, cache: Cache, metadata: AttentionMetadata, cascade: Cascade
 ) -> _Softmax:
     """Returns each token's softmax after the prefix that it shares, [N, K, group]."""
     num_queries, kv_heads, group, head_dim = queries.shape
@@ -229,7 +183,7 @@ def _prefixes(
 
 
 def _prefill(
-    out: jax.Array, queries: jax.Array, cache: _Cache, metadata: AttentionMetadata
+    out: jax.Array, queries: jax.Array, cache: Cache, metadata: AttentionMetadata
 ) -> jax.Array:
     """Writes the results of the prefill tokens to `out`, one query tile at a time."""
     kv_heads, group, head_dim = queries.shape[1:]
@@ -260,7 +214,7 @@ def _prefill(
 
 def _attend(
     q: jax.Array,
-    cache: _Cache,
+    cache: Cache,
     block_tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
@@ -282,7 +236,7 @@ def _attend(
 
 def _run(
     q: jax.Array,
-    cache: _Cache,
+    cache: Cache,
     block_tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
@@ -313,7 +267,7 @@ def _run(
     some_hidden = cache.window is not None or starts is not None
 
     def one_tile(i, state: _Softmax) -> _Softmax:
-        tile = _read_tile(
+        tile = read_tile(
             i, cache, block_tables, rows, lengths, hidden if some_hidden else None
         )
         position = i * KV_TILE + jnp.arange(KV_TILE)
@@ -369,58 +323,3 @@ def _hidden(window: int | None, visible: jax.Array) -> jax.Array:
         return jnp.zeros(visible.shape[0], jnp.int32)
     shortest = jnp.where(visible > 0, visible, jnp.iinfo(jnp.int32).max).min(axis=1)
     return jnp.where(visible.max(axis=1) > 0, jnp.maximum(shortest - window, 0), 0)
-
-
-def _read_tile(
-    i: jax.Array,
-    cache: _Cache,
-    block_tables: jax.Array,
-    rows: jax.Array,
-    lengths: jax.Array,
-    hidden: jax.Array | None,
-) -> _Tile:
-    """Reads tile `i` of each sequence.
-
-    `hidden` is i32[X], tokens at each sequence's start that no query sees, or None. Of
-    what no query sees, a weight of 0 would not do for the values: 0 * NaN is NaN.
-    """
-    unit = cache.k.shape[1]
-    units = i * (KV_TILE // unit) + jnp.arange(KV_TILE // unit)
-    blocks = block_tables.at[
-        rows[:, None], lax.div(units, jnp.int32(cache.per_block))
-    ].get(mode="clip", wrap_negative_indices=False)
-    ids = cache.first + blocks * cache.per_block
-    ids = ids + lax.rem(units, jnp.int32(cache.per_block))
-    # Past the end, one and the same unit: it stays in the processor's cache.
-    there = units * unit < lengths[:, None]
-    if hidden is not None:
-        there &= (units + 1) * unit > hidden[:, None]
-    ids = jnp.where(there, ids, 0)
-    shape = (rows.shape[0], KV_TILE, *cache.k.shape[2:])
-
-    def gather(array):
-        taken = array.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        return widen(taken.reshape(shape))
-
-    def gather_scales(array):
-        if array is None:
-            return None
-        block, inner = lax.div(ids, cache.per_block), lax.rem(ids, cache.per_block)
-        taken = array.at[block, :, inner].get(
-            mode="promise_in_bounds", wrap_negative_indices=False
-        )  # [X, units, K, u]
-        return taken.swapaxes(1, 2).reshape(shape[0], shape[2], 1, KV_TILE)
-
-    position = i * KV_TILE + jnp.arange(KV_TILE)
-    live = position < lengths[:, None]
-    if hidden is not None:
-        live &= position >= hidden[:, None]
-    v_scales = gather_scales(cache.v_scales)
-    if v_scales is not None:
-        v_scales = jnp.where(live[:, None, None], v_scales, 0.0)
-    return _Tile(
-        keys=gather(cache.k),
-        values=jnp.where(live[:, :, None, None], gather(cache.v), 0.0),
-        k_scales=gather_scales(cache.k_scales),
-        v_scales=v_scales,
-    )

@@ -10,7 +10,7 @@ from attention_cases import Case, Chunk, make_case, oracle, share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import find_cascade, paged_attention, xla
+from pallas_kernels import find_cascade, paged_attention, xla_tiles
 from pallas_kernels.cascade import PREFIX_TILE, pass_members
 
 find = functools.partial(jax.jit, static_argnames=("block_size", "group"))(find_cascade)
@@ -165,7 +165,9 @@ def test_any_step_is_the_same_as_without(step, seed):
 
 
 @functools.partial(
-    jax.jit, static_argnums=3, static_argnames=("scale", "soft_cap", "backend")
+    jax.jit,
+    static_argnums=3,
+    static_argnames=("scale", "soft_cap", "window", "backend"),
 )
 def attend(q, k_cache, v_cache, layer, metadata, *, backend, **options):
     group = q.shape[1] // k_cache.shape[3]
@@ -175,7 +177,7 @@ def attend(q, k_cache, v_cache, layer, metadata, *, backend, **options):
 
 
 def check(case: Case, backend: str, atol: float = 3e-6) -> None:
-    options = dict(scale=case.scale, soft_cap=case.soft_cap)
+    options = case.options()
     out = np.asarray(attend(*case.args(), **options, backend=backend))
     np.testing.assert_allclose(out, oracle(case), atol=atol, rtol=0)
 
@@ -201,8 +203,9 @@ def test_the_reference_is_what_it_is_without():
     check(case_of([257] * 3, [(range(3), 256)]), "reference")
 
 
-def test_prefixes_beside_prompts_with_a_soft_cap_and_a_16_bit_cache():
-    options = dict(soft_cap=2.0, dtype=jnp.bfloat16, q_dtype=jnp.float32)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_prefixes_beside_prompts_with_a_soft_cap_and_a_narrow_cache(dtype):
+    options = dict(soft_cap=2.0, dtype=dtype, q_dtype=jnp.float32)
     chunks = [Chunk(70, 30), Chunk(0, 9)]
     case = case_of(*RAGGED, chunks=chunks, **options)
     assert passes_of(case) == [(192, [0, 1, 2, 3, 4, 5])]
@@ -223,4 +226,4 @@ def test_what_takes_no_cascade_says_so():
 
 
 def test_pieces_of_both_passes_are_the_same():
-    assert PREFIX_TILE == xla.KV_TILE
+    assert PREFIX_TILE == xla_tiles.KV_TILE
