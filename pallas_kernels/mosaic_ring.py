@@ -75,9 +75,9 @@ class Tiles(NamedTuple):
 class Ring(NamedTuple):
     """Stages of keys [stages, KV_TILE, D] and values [stages, KV_TILE, columns].
 
-    `*_scales`: of those in 8 bits, f32[stages, KV_TILE]; else None. `*_ready`: the copies into a stage are done. `*_free`: its readers are. `v_cleared`:
-    one of several readers has cleared what none may see; None where each reader clears
-    for itself.
+    `*_scales`: of those in 8 bits, f32[stages, KV_TILE]; else None. `*_ready`: the
+    copies into a stage are done. `*_free`: its readers are. `v_cleared`: one of several
+    readers has cleared what none may see; None where each reader clears for itself.
     """
 
     k: Any

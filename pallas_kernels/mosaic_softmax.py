@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat, mosaic_ring
-from pallas_kernels.mosaic_ring import KV_TILE, MAX_COLUMNS, MIN_TILED_UNIT, Ring, Tiles
+from pallas_kernels.mosaic_ring import KV_TILE, MAX_COLUMNS, Ring, Tiles
 
 LOG2_E = math.log2(math.e)
 # Rows of a wgmma product.
