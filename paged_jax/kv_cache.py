@@ -76,12 +76,10 @@ def init_kv_cache(
             return jnp.zeros(shape, dtype)
         return jax.device_put(np.zeros(shape, dtype), sharding)
 
-    k, v = (zeros(shape, stored_dtype(dtype)) for _ in "kv")
-    if not is_quantised(dtype):
-        return KVCache(k, v)
-    return KVCache(
-        k, v, *(zeros(scale_shape(shape), jnp.dtype("float32")) for _ in "kv")
-    )
+    arrays = [zeros(shape, stored_dtype(dtype)) for _ in "kv"]
+    if is_quantised(dtype):
+        arrays += [zeros(scale_shape(shape), jnp.dtype("float32")) for _ in "kv"]
+    return KVCache(*arrays)
 
 
 def write_kv(
@@ -120,19 +118,11 @@ def write_kv(
     block, offset = slots // cache.block_size, slots % cache.block_size
 
     def write(old: jax.Array, value: jax.Array) -> jax.Array:
+        if old.ndim == 4:  # scales
+            return old.at[layer, block, :, offset].set(value)
         return old.at[layer, block, offset].set(value.astype(old.dtype))
 
-    def write_scales(old: jax.Array | None, value: jax.Array | None):
-        if old is None:
-            return None
-        return old.at[layer, block, :, offset].set(value)
-
-    return KVCache(
-        k=write(cache.k, k),
-        v=write(cache.v, v),
-        k_scales=write_scales(cache.k_scales, k_scales),
-        v_scales=write_scales(cache.v_scales, v_scales),
-    )
+    return jax.tree.map(write, cache, new)
 
 
 def write_backend(attention_backend: str) -> str:

@@ -16,6 +16,8 @@ MIN_SPLIT_TILES = 4
 # Of each thread. A multiprocessor has 65,536; two warpgroups come nowhere near that.
 PRODUCER_REGISTERS = 96
 CONSUMER_REGISTERS = 240
+# What goes through registers as 8 bits, and leaves as 16, takes some more.
+QUANTISED_CONSUMER_REGISTERS = 248
 
 
 class Config(NamedTuple):
@@ -98,7 +100,10 @@ def thread_block(
 
     @pl.when(warpgroup == 0)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        registers = CONSUMER_REGISTERS
+        if config.tiles.quantised is not None:
+            registers = QUANTISED_CONSUMER_REGISTERS
+        plgpu.set_max_registers(registers, action="increase")
         rows = pl.ds(0, config.group)
 
         @pl.when(count > 0)
