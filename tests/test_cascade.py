@@ -31,11 +31,12 @@ REQUESTS = [
 
 
 @functools.cache
-def served(cascade: bool) -> list[list[tuple[int, ...]]]:
+def served(cascade: bool, kv_dtype: str | None) -> list[list[tuple[int, ...]]]:
     """Returns the tokens of each sequence of each request."""
     engine = make_engine(
         attention_backend="xla",
         cascade=cascade,
+        kv_dtype=kv_dtype,
         block_size=16,
         num_blocks=48,
         max_model_len=160,
@@ -66,8 +67,9 @@ def sizes(monkeypatch):
     return seen
 
 
-def test_tokens_are_the_same(sizes):
-    got, want = served(True), served(False)
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_tokens_are_the_same(sizes, kv_dtype):
+    got, want = served(True, kv_dtype), served(False, kv_dtype)
     shared = np.array([np.sum(starts > 0) for starts in sizes])
     assert shared.max() == 8  # two groups of four at once
     assert (shared == 0).any()

@@ -157,14 +157,25 @@ def test_a_pallas_model_writes_with_pallas_where_there_is_a_gpu():
 
 
 @pytest.mark.skipif(not compat.has_mosaic(), reason="this jax is too old for pallas")
-@pytest.mark.parametrize("backend,kernels", [("pallas", 2), ("xla", 0)])
-def test_a_layer_for_a_gpu_has_kernels_that_write_and_attend(backend, kernels):
+@pytest.mark.parametrize(
+    "backend,cascade,dtype,kernels",
+    [
+        ("pallas", False, jnp.bfloat16, 2),
+        # What writes, passes over prefixes, decodes and the rest.
+        ("pallas", True, jnp.int8, 4),
+        ("xla", False, jnp.bfloat16, 0),
+    ],
+)
+def test_a_layer_for_a_gpu_has_kernels_that_write_and_attend(
+    backend, cascade, dtype, kernels
+):
     model = tiny_model(head_dim=64, num_layers=1)
-    cache = init_kv_cache(1, BLOCKS, 8, 2, 64, jnp.bfloat16)
+    cache = init_kv_cache(1, BLOCKS, 8, 2, 64, dtype)
     one, zero = jnp.ones(1, jnp.int32), jnp.int32(0)
     attention = AttentionMetadata(one[None], one, one, zero, zero, one, one, zero)
     batch = TokenBatch(one, one, one, attention, one, zero)
-    step = functools.partial(llama.forward, model.config, backend=backend, unroll=True)
+    options = dict(backend=backend, unroll=True, cascade=cascade)
+    step = functools.partial(llama.forward, model.config, **options)
     with compat.for_gpu():
         traced = jax.jit(step).trace(model.params, batch, cache)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from pallas_kernels.mosaic_mixed import (
 # Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
 BLOCK_SIZES = tuple(1 << i for i in range(9))
+DTYPES = (*limits.KV_DTYPES, *quantised_kv.STORED)
 # Every head dim and dtype, blocks on each of the producer's routes, and the options.
 COVERING = (
     "B=16 K=3 D=64 bfloat16",
@@ -46,11 +47,9 @@ COVERING = (
     "D=256 B=64 int8",
     "B=16 K=3 D=64 int8",
     "D=64 B=16 bfloat16 cascade",
-    "D=128 B=16 int8 cascade",
     "D=128 B=1 bfloat16 cascade",
     "D=128 B=16 int8 cascade",
     "D=256 B=256 float16 cascade",
-    "D=128 B=16 int8 cascade",
 )
 # Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
 MIXED_COVERING = (
@@ -161,12 +160,9 @@ def attention_cases(make: Callable[..., Case]) -> Iterator[Case]:
 
     For each head dim and dtype once also with a window and a soft cap.
     """
-    dtypes = (*limits.KV_DTYPES, *quantised_kv.STORED)
-    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, dtypes):
-        least = limits.LEAST_QUANTISED_BLOCK if quantised_kv.is_quantised(dtype) else 1
-        for block_size in BLOCK_SIZES:
-            if block_size >= least:
-                yield make(head_dim, block_size, dtype)
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, DTYPES):
+        for block_size in _allowed(BLOCK_SIZES, dtype):
+            yield make(head_dim, block_size, dtype)
         yield make(head_dim, 16, dtype, window=1024, soft_cap=50.0)
 
 
@@ -175,9 +171,15 @@ def cascade_cases() -> Iterator[Case]:
 
     Both of its kernels, with blocks on each of the producer's routes.
     """
-    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
-        for block_size in (1, 16, 256):
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, DTYPES):
+        for block_size in _allowed((1, 16, 256), dtype):
             yield decode_case(head_dim, block_size, dtype, cascade=True)
+
+
+def _allowed(block_sizes: Sequence[int], dtype: Any) -> list[int]:
+    """Returns the block sizes that the attention kernels take with a dtype."""
+    least = limits.LEAST_QUANTISED_BLOCK if quantised_kv.is_quantised(dtype) else 1
+    return [size for size in block_sizes if size >= least]
 
 
 def decode_case(

@@ -62,9 +62,11 @@ def check(small: bool) -> Iterator[dict[str, Any]]:
             config = f"{name} D={head_dim} B={block_size} {dtype}"
             # What has 8 bits is multiplied as bfloat16.
             yield _row(config, error, ERRORS.get(dtype, ERRORS["bfloat16"]))
-    for head_dim in (64,) if small else (64, 128, 256):
-        error = sharing.error_of(*HEADS[head_dim], head_dim, small)
-        yield _row(f"cascade D={head_dim} B=16 bfloat16", error, ERRORS["bfloat16"])
+    shared = [(d, "bfloat16") for d in (64, 128, 256)]
+    shared += [(64, "int8"), (128, "float8_e4m3fn")]
+    for head_dim, dtype in shared[:1] if small else shared:
+        error = sharing.error_of(*HEADS[head_dim], head_dim, dtype, small)
+        yield _row(f"cascade D={head_dim} B=16 {dtype}", error, ERRORS["bfloat16"])
     yield from _check_writes()
 
 

@@ -35,12 +35,15 @@ def attention(problem: Problem, cascade: bool) -> Callable:
             problem.metadata,
             scale=problem.scale,
             cascade=found,
+            **problem.scales,
         )
 
     return attend
 
 
-def error_of(heads: int, kv_heads: int, head_dim: int, small: bool) -> float:
+def error_of(
+    heads: int, kv_heads: int, head_dim: int, dtype: str, small: bool
+) -> float:
     """Returns the largest error of a cascade over ragged contexts with a prefix."""
     own = [1, 3, 17, 64, 130]
     sequences, shared, _ = SMALL if small else (40, 320, 0)
@@ -50,6 +53,7 @@ def error_of(heads: int, kv_heads: int, head_dim: int, small: bool) -> float:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        dtype=dtype,
         poisoned=True,
         shared=shared,
     )

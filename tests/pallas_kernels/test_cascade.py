@@ -185,11 +185,21 @@ def check(case: Case, backend: str, atol: float = 3e-6) -> None:
 RAGGED = ([700, 650, 641, 300, 290, 280, 129, 20, 1, 0], [(range(6), 192)])
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 256])
-def test_every_block_size(block_size):
+@pytest.mark.parametrize(
+    "block_size,dtype",
+    [
+        (1, jnp.float32),
+        (16, jnp.float32),
+        (256, jnp.float32),
+        (1, jnp.int8),
+        (256, jnp.float8_e4m3fn),
+    ],
+)
+def test_block_sizes_and_dtypes(block_size, dtype):
     shared = 640 if block_size < 256 else 512
     groups = [(range(3), shared), (range(6), 256)]
-    check(case_of(RAGGED[0], groups, block_size=block_size), "xla")
+    options = dict(block_size=block_size, dtype=dtype, q_dtype=jnp.float32)
+    check(case_of(RAGGED[0], groups, **options), "xla")
 
 
 @pytest.mark.parametrize("heads,kv_heads", [(2, 2), (9, 3), (96, 2)])
@@ -199,8 +209,10 @@ def test_groups_of_heads(heads, kv_heads):
     check(case, "xla")
 
 
-def test_the_reference_is_what_it_is_without():
-    check(case_of([257] * 3, [(range(3), 256)]), "reference")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_the_reference_is_what_it_is_without(dtype):
+    options = dict(dtype=dtype, q_dtype=jnp.float32)
+    check(case_of([257] * 3, [(range(3), 256)], **options), "reference")
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])

@@ -113,9 +113,11 @@ def test_shapes(head_dim, block_size, dtype, soft_cap):
     check(case, 1, splits=1)
 
 
-def test_prefixes_beside_prompts_through_the_api():
-    case = small_case([270, 260], [([0, 1], 256)], chunks=[Chunk(20, 3)], padding=1)
-    function = functools.partial(paged_attention, scale=case.scale, backend="pallas")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_prefixes_beside_prompts_through_the_api(dtype):
+    options = dict(chunks=[Chunk(20, 3)], padding=1, dtype=dtype)
+    case = small_case([270, 260], [([0, 1], 256)], **options)
+    function = functools.partial(paged_attention, **case.options(), backend="pallas")
     out = jax.jit(function)(*case.args(), cascade=cascade_of(case))
     np.testing.assert_allclose(np.asarray(out), oracle(case), atol=4e-3, rtol=0)
 
@@ -215,6 +217,7 @@ def test_a_missing_step_is_noticed(monkeypatch, capfd, step):
         (32, 8, 128, 2, jnp.float16),
         (8, 4, 256, 64, jnp.bfloat16),
         (64, 1, 64, 16, jnp.bfloat16),
+        (9, 3, 64, 16, jnp.int8),
     ],
 )
 def test_lowers_for_cuda(heads, kv_heads, head_dim, block_size, dtype):
@@ -223,7 +226,7 @@ def test_lowers_for_cuda(heads, kv_heads, head_dim, block_size, dtype):
 
     def attend(*args):
         cascade = find_cascade(args[-1], block_size=block_size, group=heads // kv_heads)
-        options = dict(scale=case.scale, cascade=cascade, interpret=False)
+        options = dict(**case.options(), cascade=cascade, interpret=False)
         return paged_attention(*args, backend="pallas", **options)
 
     lowered = jax.jit(attend).trace(*case.args()).lower(lowering_platforms=("cuda",))
