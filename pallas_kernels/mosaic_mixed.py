@@ -148,8 +148,13 @@ def paged_attention_mixed(
 
 
 def choose_consumers(head_dim: int, block_size: int, kv_dtype: Any) -> int:
-    """Returns the consumer warpgroups whose buffers fit beside 2 stages of the ring."""
-    return 2 if choose_stages(head_dim, block_size, 2, kv_dtype) >= 2 else 1
+    """Returns how many consumer warpgroups share the stages.
+
+    One where a second has no room: in shared memory, for a head dim of 256; in
+    registers, for small blocks and 8 bits, which each consumer takes through those.
+    """
+    narrow = block_size < MIN_TILED_UNIT or is_quantised(kv_dtype)
+    return 1 if narrow or head_dim > MAX_COLUMNS else 2
 
 
 def choose_stages(head_dim: int, block_size: int, consumers: int, kv_dtype: Any) -> int:

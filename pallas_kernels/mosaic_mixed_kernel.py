@@ -1,5 +1,7 @@
 """The Hopper kernel behind `mosaic_mixed`: what one thread block does."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,9 +14,10 @@ from pallas_kernels.mosaic_plan import ROW_UNIT, Pieces
 from pallas_kernels.mosaic_ring import KV_TILE, Ring, Tiles
 from pallas_kernels.mosaic_softmax import ROWS, Operands, Reach, attend, pass_by
 
-# Of each thread, by the number of consumers: three warpgroups share 65,536.
-PRODUCER_REGISTERS = {1: 96, 2: 24}
-CONSUMER_REGISTERS = 240
+# Of each thread, by the number of consumers. Three warpgroups start with 168 for each
+# thread, and share those.
+PRODUCER_REGISTERS = {1: 96, 2: 40}
+CONSUMER_REGISTERS = {1: 248, 2: 232}
 
 
 class Config(NamedTuple):
@@ -138,20 +141,21 @@ def thread_block(
 
     @pl.when(warpgroup < config.consumers)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(CONSUMER_REGISTERS[config.consumers], action="increase")
         own = Operands(*(x if x is None else x.at[warpgroup] for x in buffers.operands))
 
         def compute(turn, done):
-            piece = piece_of(turn)
+            # Read again where it is needed: it would take registers from the products.
+            piece = functools.partial(piece_of, turn)
             _compute(piece, done, warpgroup, q_ref, own, results, buffers, config)
-            return done + piece.count
+            return done + piece().count
 
         lax.fori_loop(0, turns, compute, jnp.int32(0))
         await_stores()
 
 
 def _compute(
-    piece: Piece,
+    read_piece: Callable[[], Piece],
     done,
     warpgroup,
     q_ref,
@@ -161,6 +165,7 @@ def _compute(
     config: Config,
 ) -> None:
     """Computes a piece's rows of one consumer, after `done` tiles in the ring."""
+    piece = read_piece()
     tiles, heads = config.tiles, jnp.int32(config.heads)
     before = warpgroup * ROWS  # rows of the consumers before this one
     # What the item's first token sees from on; the others start later.
@@ -172,11 +177,10 @@ def _compute(
 
     reach = Reach(low, piece.end, lengths, leader=warpgroup == 0)
     # No row's window may start inside an unmasked tile, nor any context end there.
-    unmasked = 0
+    unmasked = None
     if not tiles.window:
-        full = lax.div(piece.length, jnp.int32(KV_TILE))
-        unmasked = jnp.clip(full - piece.start, 0, piece.count)
-    rows = jnp.clip(jnp.maximum(piece.tokens, 1) * config.heads - before, 0, ROWS)
+        unmasked = lax.div(piece.length, jnp.int32(KV_TILE)) - piece.start
+    rows = _num_rows(piece, warpgroup, config)
 
     @pl.when(rows > 0)
     def _():
@@ -191,22 +195,20 @@ def _compute(
             done=done,
             unmasked=unmasked,
         )
-        units = lax.div(rows + (ROW_UNIT - 1), jnp.int32(ROW_UNIT))
-        _store(piece, warpgroup, units, (out, top, total), operands, results, buffers)
+        state = out, top, total
+        _store(read_piece(), warpgroup, state, operands, results, buffers, config)
 
     if config.consumers > 1:
 
         @pl.when(rows == 0)
         def _():
-            pass_by(
-                piece.start,
-                piece.count,
-                reach,
-                buffers.ring,
-                tiles,
-                done=done,
-                unmasked=unmasked,
-            )
+            pass_by(piece.start, piece.count, reach, buffers.ring, tiles, done=done)
+
+
+def _num_rows(piece: Piece, warpgroup, config: Config):
+    """Returns how many of its rows a consumer needs, i32[]."""
+    rows = jnp.maximum(piece.tokens, 1) * config.heads
+    return jnp.clip(rows - warpgroup * ROWS, 0, ROWS)
 
 
 def _copy_queries(piece: Piece, warpgroup, q_ref, target, buffers, config) -> None:
@@ -234,14 +236,16 @@ def _copy_queries(piece: Piece, warpgroup, q_ref, target, buffers, config) -> No
 def _store(
     piece: Piece,
     warpgroup,
-    units,
     state,
     operands: Operands,
     results: Results,
     buffers: Buffers,
+    config: Config,
 ) -> None:
-    """Stores the first `units` of this consumer's rows."""
+    """Stores the results of this consumer's rows, in whole units."""
     out, top, total = state
+    units = _num_rows(piece, warpgroup, config) + (ROW_UNIT - 1)
+    units = lax.div(units, jnp.int32(ROW_UNIT))
     columns = pl.ds(piece.side * out.shape[-1], out.shape[-1])
     first = warpgroup * (ROWS // ROW_UNIT)
     sums = buffers.out.at[warpgroup]

@@ -92,7 +92,7 @@ def attend(
     tiles: Tiles,
     *,
     done=0,
-    unmasked=0,
+    unmasked=None,
 ):
     """Attends to tiles `start` to `start + count` of a context.
 
@@ -104,7 +104,8 @@ def attend(
         operands: of this consumer, with queries.
         tiles: static choices.
         done: tiles that have gone through the ring before.
-        unmasked: how many tiles, from the first on, all rows see in full.
+        unmasked: how many tiles, from the first on, all rows see in full; None where
+            it does not pay to tell them apart.
 
     Returns:
         The sums of weighted values, f32[ROWS, columns]; the largest score, in units of
@@ -113,23 +114,28 @@ def attend(
     """
     columns = ring.v.shape[-1]
 
-    def step(i, carry, masked):
+    def step(i, carry):
         out, top, total = carry
         stage = mosaic_ring.stage_of(done + i, tiles)
         first = (start + i) * KV_TILE
         scores = _in_log2(_multiply_keys(stage, ring, operands, tiles), tiles)
-        if masked:
-            scores = jnp.where(_is_visible(first, reach, tiles), scores, MASKED)
+
+        def mask(scores):
+            return jnp.where(_is_visible(first, reach, tiles), scores, MASKED)
+
+        if unmasked is None:
+            scores = mask(scores)
+        else:
+            scores = lax.cond(i < unmasked, lambda scores: scores, mask, scores)
         new_top = jnp.maximum(top, scores.max(axis=1))
         fade = jnp.exp2(top - new_top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
         if ring.v_scales is not None:
             mosaic_ring.await_ready(ring.v_ready.at[stage])
             scales = ring.v_scales[stage]
-            if masked:
-                # What no row sees has any scale, and a weight of 0.
-                index = lax.broadcasted_iota(jnp.int32, (KV_TILE,), 0)
-                scales = jnp.where(_is_within(index, first, reach), scales, 1.0)
+            # What no row sees has any scale, and a weight of 0.
+            index = lax.broadcasted_iota(jnp.int32, (KV_TILE,), 0)
+            scales = jnp.where(_is_within(index, first, reach, tiles), scales, 1.0)
             weights = weights * _across(scales)
         # Rounded before they are summed: so the weights of the result add up to 1.
         rounded = weights.astype(tiles.dtype)
@@ -145,10 +151,12 @@ def attend(
         values = ring.v.at[stage]
         if operands.v_tile is not None:
             clear = None
-            if masked and tiles.quantised != jnp.int8:  # which has no NaN
-                clear = functools.partial(_cleared, first=first, reach=reach)
+            if tiles.quantised != jnp.int8:  # which has no NaN
+                clear = functools.partial(
+                    _cleared, first=first, reach=reach, tiles=tiles
+                )
             _through_registers(values, operands.v_tile, tiles, clear)
-        elif masked:
+        else:
             clear_values(stage, first, reach, ring, tiles)
         mosaic_ring.publish()
         if operands.v_tile is not None:
@@ -170,10 +178,7 @@ def attend(
         jnp.full((ROWS,), MASKED, jnp.float32),
         jnp.full((ROWS,), 0, jnp.float32),
     )
-    if isinstance(unmasked, int):  # then it is 0, and the loop is not there
-        return lax.fori_loop(0, count, functools.partial(step, masked=True), init)
-    state = lax.fori_loop(0, unmasked, functools.partial(step, masked=False), init)
-    return lax.fori_loop(unmasked, count, functools.partial(step, masked=True), state)
+    return lax.fori_loop(0, count, step, init)
 
 
 def _is_visible(first, reach: Reach, tiles: Tiles):
@@ -185,16 +190,17 @@ def _is_visible(first, reach: Reach, tiles: Tiles):
     return visible & (column >= left - tiles.window) if tiles.window else visible
 
 
-def _cleared(tile, first, reach: Reach):
+def _cleared(tile, first, reach: Reach, tiles: Tiles):
     """Returns values with 0 where no row sees them: 0 * NaN is NaN."""
     line = lax.broadcasted_iota(jnp.int32, tile.shape, 0)
-    seen = _is_within(line, first, reach)
+    seen = _is_within(line, first, reach, tiles)
     return jnp.where(seen, tile, jnp.zeros_like(tile))
 
 
-def _is_within(index, first, reach: Reach):
+def _is_within(index, first, reach: Reach, tiles: Tiles):
     """Returns which slots of the tile from token `first` on any row sees."""
-    return (index < reach.length - first) & (index >= reach.low - first)
+    seen = index < reach.length - first
+    return seen & (index >= reach.low - first) if tiles.window else seen
 
 
 def clear_values(stage, first, reach: Reach, ring: Ring, tiles: Tiles) -> None:
@@ -208,7 +214,7 @@ def clear_values(stage, first, reach: Reach, ring: Ring, tiles: Tiles) -> None:
 
     def clear():
         values = ring.v.at[stage]
-        values[...] = _cleared(values[...], first, reach)
+        values[...] = _cleared(values[...], first, reach, tiles)
 
     if ring.v_cleared is None:
         pl.when(needed)(clear)
@@ -225,9 +231,7 @@ def clear_values(stage, first, reach: Reach, ring: Ring, tiles: Tiles) -> None:
         mosaic_ring.await_cleared(ring.v_cleared.at[stage])
 
 
-def pass_by(
-    start, count, reach: Reach, ring: Ring, tiles: Tiles, *, done, unmasked
-) -> None:
+def pass_by(start, count, reach: Reach, ring: Ring, tiles: Tiles, *, done) -> None:
     """Lets tiles go that other consumers attend to; see `attend`."""
 
     @pl.loop(0, count)
@@ -237,11 +241,7 @@ def pass_by(
         mosaic_ring.release(ring.k_free.at[stage])
         mosaic_ring.await_ready(ring.v_ready.at[stage])
         if tiles.direct:
-
-            @pl.when(i >= unmasked)
-            def _():
-                clear_values(stage, (start + i) * KV_TILE, reach, ring, tiles)
-
+            clear_values(stage, (start + i) * KV_TILE, reach, ring, tiles)
         mosaic_ring.release(ring.v_free.at[stage])
 
 

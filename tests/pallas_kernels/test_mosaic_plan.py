@@ -42,7 +42,7 @@ def check(decode, chunks, heads=4, workers=16, window=None):
     # Tokens of an item have rows in a row, and items share no unit of rows.
     first_rows = plan.rows[:num_tokens] - plan.inner[:num_tokens]
     assert (first_rows % ROW_UNIT == 0).all()
-    taken = np.concatenate([np.arange(r, r + heads) for r in plan.rows[:num_tokens]])
+    taken = [row + i for row in plan.rows[:num_tokens] for i in range(heads)]
     assert len(set(taken)) == len(taken)
     found = spans(plan)
     total, parts = 0, []
