@@ -49,6 +49,7 @@ def base_config(preset: str = "quick") -> ConfigDict:
     config.engine.attention_backend = "auto"
     config.engine.products = "auto"
     config.engine.dtype = "float32"
+    config.engine.kv_dtype = config_dict.placeholder(str)
     config.engine.steps_per_sync = 32
     config.engine.steps_per_sync_offline = 256
 

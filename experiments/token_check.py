@@ -158,7 +158,10 @@ def _forward(config, params, tokens, count):
 
 
 def one_sequence(
-    config: ModelConfig, tokens: jax.Array, count: jax.Array
+    config: ModelConfig,
+    tokens: jax.Array,
+    count: jax.Array,
+    kv_dtype: str | None = None,
 ) -> tuple[TokenBatch, KVCache]:
     """Returns a step that computes one whole sequence, and an empty cache for it.
 
@@ -166,6 +169,7 @@ def one_sequence(
       config: the model's shape.
       tokens: i32[N], the sequence, padded.
       count: i32[], how many of them are real; the last one's logits are asked for.
+      kv_dtype: of the cache; None: that of the weights.
     """
     size = tokens.shape[0]
     num_blocks = -(-size // _BLOCK_SIZE)
@@ -195,6 +199,6 @@ def one_sequence(
         _BLOCK_SIZE,
         config.num_kv_heads,
         config.head_dim,
-        jnp.dtype(config.dtype),
+        jnp.dtype(kv_dtype or config.dtype),
     )
     return batch, cache

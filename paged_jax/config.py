@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from paged_jax.field_types import check_types
+from paged_jax.kv_cache import write_backend
 from pallas_kernels import BACKENDS
 
 # The names in `memory_managers.MANAGERS`, which imports this module.
@@ -14,7 +15,7 @@ ATTENTION_BACKENDS = ("auto", *BACKENDS)
 PRODUCTS = ("auto", "xla")
 DTYPES = ("float32", "bfloat16")
 WEIGHTS_DTYPES = ("int8",)
-KV_DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 MAX_BEAM_WIDTH = 16
 
 
@@ -69,8 +70,11 @@ class EngineConfig:
         device has. What does not fit is recomputed. Allocated only if something may be
         swapped.
       attention_backend: `reference`, `xla`, `cpu` (x86), `pallas` (NVIDIA Hopper GPUs,
-        jax >= 0.11, a 16-bit `kv_dtype`; interpreted, and very slow, without a GPU), or
-        `auto`: `cpu` where it takes the model, else `xla`.
+        jax >= 0.11, a `kv_dtype` of 16 or 8 bits; interpreted, and very slow, without a
+        GPU), or `auto`: `cpu` where it takes the model and the cache, else `xla`.
+      cascade: whether decoding sequences that share their first blocks read those
+        together (see docs/kernels.md); paged memory with sharing only, and not with
+        the attention backend `cpu`. Their sums are in another order then.
       products: what multiplies with the weights: `auto`, which packs them for our own
         code on CPUs that it is for, or `xla`.
       dtype: dtype of weights and activations: `float32` or `bfloat16`. Products of our
@@ -78,7 +82,9 @@ class EngineConfig:
       weights_dtype: `int8` rounds the weights to that, with a scale for each 32 inputs
         of an output, and the inputs likewise where the processor multiplies int8;
         needs products of our own. None: as `dtype` says.
-      kv_dtype: dtype of the KV cache; None: that of the weights.
+      kv_dtype: dtype of the KV cache: `float32`, `bfloat16`, `float16`, or 8 bits with
+        a float32 scale for each slot and KV head, `int8` or `float8_e4m3fn`. None: that
+        of the weights.
       steps_per_sync: most steps the device runs before the host looks, while tokens are
         streamed or looked through for stop strings, and where requests may arrive.
       steps_per_sync_offline: the same where nothing of that is: in `generate`.
@@ -109,6 +115,7 @@ class EngineConfig:
     preemption: str = "auto"
     host_blocks: int | None = None
     attention_backend: str = "auto"
+    cascade: bool = False
     products: str = "auto"
     dtype: str = "float32"
     weights_dtype: str | None = None
@@ -182,6 +189,17 @@ class EngineConfig:
                 f"prefix_caching is True with memory {self.memory!r} and sharing "
                 f"{self.sharing}; it needs memory 'paged' and sharing True: change "
                 "them or turn it off"
+            )
+        if self.cascade and not (self.memory == "paged" and self.sharing):
+            raise ConfigError(
+                f"cascade is True with memory {self.memory!r} and sharing "
+                f"{self.sharing}; it needs memory 'paged' and sharing True: change "
+                "them or turn it off"
+            )
+        if self.cascade and self.attention_backend == "cpu":
+            raise ConfigError(
+                "cascade is True and attention_backend cpu, which reads every context "
+                "by itself; use xla or turn it off"
             )
         if self.token_budget < self.max_seqs:
             raise ConfigError(
@@ -263,6 +281,7 @@ class EngineConfig:
             swaps_single=swaps_single and host_blocks > 0,
             max_stop_ids=self.max_stop_ids,
             max_logprobs=self.max_logprobs,
+            cache_backend=write_backend(self.attention_backend),
             log_length=self.most_steps if self.record else 0,
         )
 
@@ -299,6 +318,7 @@ class StepConfig:
         request.
       max_stop_ids: stop ids of a request.
       max_logprobs: alternatives recorded for each sampled token.
+      cache_backend: what copies blocks on write, see `kv_cache.copy_blocks`.
       log_length: rows of the log; 0 compiles the recording out.
     """
 
@@ -322,6 +342,7 @@ class StepConfig:
     swaps_single: bool
     max_stop_ids: int
     max_logprobs: int
+    cache_backend: str
     log_length: int
 
     @property

@@ -77,8 +77,9 @@ class Engine:
             config.attention_backend,
             model.config.head_dim,
             config.kv_dtype or model.config.dtype,
+            config.cascade,
         )
-        forward = ModelForward(model.config, backend)
+        forward = ModelForward(model.config, backend, config.cascade)
         program = Program(self._static, forward, manager.on_device(), victim)
         try:
             self._device = DeviceLoop(

@@ -1,13 +1,20 @@
 """The KV cache: physical blocks of keys and values, for all layers."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paged_jax.compat import to_memory_of
-from pallas_kernels.compat import require_mosaic
+from pallas_kernels.compat import makes_for_gpu, require_mosaic
+from pallas_kernels.quantised_kv import (
+    is_quantised,
+    quantise,
+    scale_shape,
+    stored_dtype,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -21,10 +28,15 @@ class KVCache:
     Attributes:
       k: dtype[L, P, B, K, D]. Keys, after the rotary embedding.
       v: dtype[L, P, B, K, D]. Values.
+      k_scales: f32[L, P, K, B]. Scales of keys in 8 bits (see
+        `pallas_kernels.quantised_kv`); None of others.
+      v_scales: f32[L, P, K, B]. Scales of values likewise.
     """
 
     k: jax.Array
     v: jax.Array
+    k_scales: jax.Array | None = None
+    v_scales: jax.Array | None = None
 
     @property
     def block_size(self) -> int:
@@ -33,12 +45,12 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values, the null block included."""
-        return self.k.nbytes + self.v.nbytes
+        """Bytes of keys, values and their scales, the null block included."""
+        return sum(x.nbytes for x in jax.tree.leaves(self))
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of keys and values of one block, in all layers."""
+        """Bytes of keys, values and scales of one block, in all layers."""
         return self.nbytes // self.k.shape[1]
 
 
@@ -54,13 +66,20 @@ def init_kv_cache(
 ) -> KVCache:
     """Returns a cache of `num_blocks` usable blocks and the null block, all zero.
 
-    With a sharding, the cache is where that says (see `compat.host_memory`).
+    With a sharding, the cache is where that says (see `compat.host_memory`). Numbers of
+    8 bits, int8 or float8_e4m3fn, come with scales.
     """
     shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
-    if sharding is None:
-        return KVCache(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
-    k, v = (jax.device_put(np.zeros(shape, dtype), sharding) for _ in "kv")
-    return KVCache(k=k, v=v)
+
+    def zeros(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        if sharding is None:
+            return jnp.zeros(shape, dtype)
+        return jax.device_put(np.zeros(shape, dtype), sharding)
+
+    arrays = [zeros(shape, stored_dtype(dtype)) for _ in "kv"]
+    if is_quantised(dtype):
+        arrays += [zeros(scale_shape(shape), jnp.dtype("float32")) for _ in "kv"]
+    return KVCache(*arrays)
 
 
 def write_kv(
@@ -72,7 +91,7 @@ def write_kv(
     *,
     backend: str = "xla",
 ) -> KVCache:
-    """Writes one layer's keys and values of a step's tokens.
+    """Writes one layer's keys and values of a step's tokens; rounds them if need be.
 
     Args:
       cache: the cache; donate it, so that the write happens in place.
@@ -86,15 +105,35 @@ def write_kv(
       The cache with the slots written. All leading axes are indexed (see
       docs/design.md): XLA then scatters in place and makes no copy of a layer.
     """
+    k_scales = v_scales = None
+    if cache.k_scales is not None:
+        k, k_scales = quantise(k, cache.k.dtype)
+        v, v_scales = quantise(v, cache.v.dtype)
+    new = KVCache(k, v, k_scales, v_scales)
     if _on_pallas(backend):
         from pallas_kernels.mosaic_blocks import write_kv_mosaic
 
-        return KVCache(*write_kv_mosaic(cache.k, cache.v, layer, k, v, slots))
+        arrays = jax.tree.leaves(cache), jax.tree.leaves(new)
+        return KVCache(*write_kv_mosaic(*arrays, layer, slots))
     block, offset = slots // cache.block_size, slots % cache.block_size
-    return KVCache(
-        k=cache.k.at[layer, block, offset].set(k.astype(cache.k.dtype)),
-        v=cache.v.at[layer, block, offset].set(v.astype(cache.v.dtype)),
-    )
+
+    def write(old: jax.Array, value: jax.Array) -> jax.Array:
+        if old.ndim == 4:  # scales
+            return old.at[layer, block, :, offset].set(value)
+        return old.at[layer, block, offset].set(value.astype(old.dtype))
+
+    return jax.tree.map(write, cache, new)
+
+
+def write_backend(attention_backend: str) -> str:
+    """Returns the backend of the writes to the cache beside an attention backend.
+
+    "pallas" beside that, where there is a GPU or a program is made for one.
+    Interpreted, each token would be a thread block of its own, and XLA writes the same.
+    """
+    if attention_backend == "pallas" and makes_for_gpu():
+        return "pallas"
+    return "xla"
 
 
 def _on_pallas(backend: str) -> bool:
@@ -131,14 +170,15 @@ def copy_blocks(
     if _on_pallas(backend):
         from pallas_kernels.mosaic_blocks import copy_blocks_mosaic
 
-        return KVCache(*copy_blocks_mosaic(cache.k, cache.v, source, target, count))
+        arrays = jax.tree.leaves(cache)
+        return KVCache(*copy_blocks_mosaic(arrays, source, target, count))
 
     def copy(i: jax.Array, values: jax.Array) -> jax.Array:
         block = jax.lax.dynamic_index_in_dim(values, source[i], axis=1)
         return jax.lax.dynamic_update_index_in_dim(values, block, target[i], axis=1)
 
     def body(i: jax.Array, cache: KVCache) -> KVCache:
-        return KVCache(k=copy(i, cache.k), v=copy(i, cache.v))
+        return jax.tree.map(functools.partial(copy, i), cache)
 
     return jax.lax.fori_loop(0, count, body, cache)
 
@@ -174,7 +214,7 @@ def move_blocks(
 
     def body(carry: tuple[jax.Array, KVCache]) -> tuple[jax.Array, KVCache]:
         i, goal = carry
-        return i + 1, KVCache(move(i, origin.k, goal.k), move(i, origin.v, goal.v))
+        return i + 1, jax.tree.map(functools.partial(move, i), origin, goal)
 
     made, goal = jax.lax.while_loop(
         lambda carry: carry[0] < count, body, (jnp.int32(0), goal)

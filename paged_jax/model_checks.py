@@ -50,19 +50,24 @@ def check_model(config: EngineConfig, loaded: LoadedModel) -> None:
             raise ConfigError(str(error)) from None
 
 
-def choose_backend(backend: str, head_dim: int, kv_dtype: str) -> str:
+def choose_backend(
+    backend: str, head_dim: int, kv_dtype: str, cascade: bool = False
+) -> str:
     """Returns the attention backend that `auto` stands for; others as they are.
 
     Args:
       backend: of `EngineConfig`.
       head_dim: D.
       kv_dtype: dtype of the cache.
+      cascade: whether shared prefixes are to be read together.
 
     Raises:
       ConfigError: `cpu` is asked for, and does not take such a cache here.
     """
     if backend not in ("auto", "cpu"):
         return backend
+    if cascade:  # `cpu` with it is refused by `EngineConfig`
+        return "xla"
     why_not = obstacle(head_dim, kv_dtype)
     if why_not is None:
         return "cpu"

@@ -18,12 +18,14 @@ class ModelForward:
     Attributes:
       config: the model's shape.
       backend: attention backend.
+      cascade: whether decode tokens read shared prefixes together.
       unroll: whether the layers are unrolled; by default everywhere but on CPU, see
         `llama.Llama`.
     """
 
     config: ModelConfig
     backend: str
+    cascade: bool = False
     unroll: bool = dataclasses.field(
         default_factory=lambda: jax.default_backend() != "cpu"
     )
@@ -32,9 +34,8 @@ class ModelForward:
         self, params: llama.Params, batch: TokenBatch, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
         """Returns logits f32[M, V] and the cache; see `llama.Llama`."""
-        return llama.forward(
-            self.config, params, batch, cache, self.backend, self.unroll
-        )
+        options = self.backend, self.unroll, self.cascade
+        return llama.forward(self.config, params, batch, cache, *options)
 
 
 @dataclasses.dataclass(frozen=True)

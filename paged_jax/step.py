@@ -88,7 +88,7 @@ def forward_and_sample(
     batch, place = pack(config, scheduler, plan, config.buckets[bucket - 1])
     cache = state.cache
     if config.sharing:
-        cache = copy_blocks(cache, *plan.copies)
+        cache = copy_blocks(cache, *plan.copies, backend=config.cache_backend)
     logits, cache = program.forward(params, batch, cache)
     # From places to rows and back: row r's sample stands at place[r].
     requests = scheduler.requests

@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cascade import Cascade
 from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.quantised_kv import STORED, check_scales
 from pallas_kernels.reference import paged_attention_reference
 from pallas_kernels.xla import paged_attention_xla
 
@@ -22,8 +24,11 @@ def paged_attention(
     *,
     scale: float,
     backend: str,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
+    cascade: Cascade | None = None,
     interpret: bool | None = None,
 ) -> jax.Array:
     """Attends from each token of a step to its sequence's tokens in the paged cache.
@@ -35,18 +40,25 @@ def paged_attention(
     Args:
         q: dtype[N, H, D], one query per token.
         k_cache: dtype[L, P, B, K, D], keys of all layers. B is a power of two, 1 to
-            256, and K divides H: query head `h` reads KV head `h // (H // K)`.
+            256, and K divides H: query head `h` reads KV head `h // (H // K)`. Floats,
+            or 8 bits with scales: int8, or uint8 that holds the bits of e4m3.
         v_cache: dtype[L, P, B, K, D], values.
         layer: which layer of the cache; an int, or an i32 scalar under a trace.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax; often `D ** -0.5`.
         backend: "reference" (plain jnp, the oracle), "xla" (works anywhere), "cpu"
             (x86) or "pallas" (NVIDIA Hopper).
+        k_scales: f32[L, P, K, B], of keys in 8 bits (see `quantised_kv`); else None. No
+            backend makes a dequantised copy of the cache.
+        v_scales: f32[L, P, K, B], of values likewise.
         soft_cap: each score `s` becomes `soft_cap * tanh(s / soft_cap)`, above 0; None
             leaves them as they are.
         window: each token sees the last `window` tokens of its context only, its own
             included, 1 or more; None lets it see all. What lies before may hold
             anything, and is not read but for the rest of a tile.
+        cascade: what `find_cascade` found for these tokens: prefixes that "xla" and
+            "pallas" read once for all decode tokens that share them. The result is the
+            same but for the order of the sums. Not with a window; "cpu" takes none.
         interpret: "pallas" only. Whether to interpret the kernel on the CPU; None
             interprets where jax has no GPU.
 
@@ -62,25 +74,36 @@ def paged_attention(
             f"Unknown attention backend {backend!r}; use one of {BACKENDS}."
         )
     _check(q, k_cache, v_cache, layer, metadata)
+    check_scales(k_cache, k_scales, v_scales)
     _check_scores(soft_cap, window, backend)
+    _check_cascade(cascade, metadata, window, backend)
     args = (q, k_cache, v_cache, layer, metadata)
     if backend == "cpu":
         # Imported late: on a machine with a GPU its LLVM need not be installed.
         from pallas_kernels.cpu.attention import paged_attention_cpu
 
-        return paged_attention_cpu(*args, scale=scale)
-    options: dict[str, Any] = dict(scale=scale, soft_cap=soft_cap, window=window)
+        return paged_attention_cpu(
+            *args, scale=scale, k_scales=k_scales, v_scales=v_scales
+        )
+    options: dict[str, Any] = dict(
+        scale=scale,
+        k_scales=k_scales,
+        v_scales=v_scales,
+        soft_cap=soft_cap,
+        window=window,
+    )
     if backend == "reference":
         return paged_attention_reference(*args, **options)
+    options["cascade"] = cascade
     if backend == "xla":
         return paged_attention_xla(*args, **options)
     # Imported late: the module needs a jax whose Pallas has the Mosaic GPU names.
     from pallas_kernels.compat import require_mosaic
 
     require_mosaic()
-    from pallas_kernels.mosaic_decode import paged_attention_mosaic
+    from pallas_kernels.mosaic_step import paged_attention_step
 
-    return paged_attention_mosaic(*args, **options, interpret=interpret)
+    return paged_attention_step(*args, **options, interpret=interpret)
 
 
 def _check_scores(soft_cap: float | None, window: int | None, backend: str) -> None:
@@ -92,6 +115,31 @@ def _check_scores(soft_cap: float | None, window: int | None, backend: str) -> N
         raise ValueError(
             "The cpu attention backend takes neither soft_cap nor window, got "
             f'{soft_cap} and {window}; use backend="xla".'
+        )
+
+
+def _check_cascade(
+    cascade: Cascade | None,
+    metadata: AttentionMetadata,
+    window: int | None,
+    backend: str,
+) -> None:
+    if cascade is None:
+        return
+    if backend == "cpu":
+        raise ValueError(
+            'The cpu attention backend takes no cascade; use backend="xla", or None.'
+        )
+    if window is not None:
+        raise ValueError(
+            f"cascade takes no window, got {window}: what a token sees of a prefix "
+            "would be its own; use cascade=None."
+        )
+    places = min(metadata.rows.shape[0], metadata.block_tables.shape[0])
+    if cascade.starts.shape != (places,):
+        raise ValueError(
+            f"cascade must be of these tokens, with {places} places, got "
+            f"{cascade.starts.shape[0]}; find it from the same metadata."
         )
 
 
@@ -114,9 +162,15 @@ def _check(
             f"k_cache and v_cache must agree, got {k_cache.dtype}{k_cache.shape} and "
             f"{v_cache.dtype}{v_cache.shape}."
         )
-    for name, array in (("q", q), ("k_cache", k_cache)):
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{name} must hold floats, got {array.dtype}.")
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(f"q must hold floats, got {q.dtype}.")
+    # A float of 8 bits would come as its bits.
+    floats = jnp.issubdtype(k_cache.dtype, jnp.floating) and k_cache.dtype.itemsize > 1
+    if not floats and k_cache.dtype not in STORED.values():
+        raise ValueError(
+            "k_cache must hold floats of 16 bits or more, int8, or the bits of e4m3 as "
+            f"uint8, got {k_cache.dtype}."
+        )
     num_tokens, num_heads, head_dim = q.shape
     num_layers, _, block_size, kv_heads, cache_dim = k_cache.shape
     if cache_dim != head_dim:

@@ -47,6 +47,11 @@ def for_gpu() -> Iterator[None]:
         _FOR_GPU.reset(token)
 
 
+def makes_for_gpu() -> bool:
+    """Whether what is traced is for a GPU: there is one, or it is inside `for_gpu`."""
+    return jax.default_backend() == "gpu" or _FOR_GPU.get()
+
+
 def multiprocessors() -> int:
     """Returns how many multiprocessors a GPU has; those of an H200 without one."""
     if jax.default_backend() != "gpu":
@@ -77,6 +82,44 @@ def load_for_wgmma(ref: Any) -> Any:
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
 
 
+def copy_contiguous(source: Any, target: Any, barrier: Any) -> None:
+    """Copies what has no gaps to shared memory: all of it is there to be copied.
+
+    Without that promise the TMA unit takes it for a tile of an array, and wants its
+    place in shared memory to be a multiple of 128 bytes. With it, 16 will do.
+    """
+    from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    plgpu.copy_gmem_to_smem(
+        source, target, barrier, oob_mode=OOBFillMode.PROMISE_IN_BOUNDS
+    )
+
+
+def load_8_bits(ref: Any, dtype: Any, swizzled: bool) -> Any:
+    """Loads numbers of 8 bits from shared memory as `dtype`, for wgmma's operands.
+
+    They come 4 at a time, in a layout of its own, and change places with those of
+    neighbours once they have 16 bits.
+
+    Args:
+        ref: where from.
+        dtype: of 16 bits.
+        swizzled: whether its rows are swizzled, so that no two accesses meet in a bank.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    loaded = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=swizzled)
+    return plgpu.layout_cast(widen_8_bits(loaded, dtype), plgpu.Layout.WGMMA)
+
+
+def widen_8_bits(x: Any, dtype: Any) -> Any:
+    """Converts int8 or float8_e4m3fn to 16 bits, inside a kernel."""
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+        x = x.astype(jax.numpy.float16)  # NVIDIA's assembler knows no other way
+    return x.astype(dtype)
+
+
 def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     """Returns what `plgpu.kernel` takes as `interpret`.
 
@@ -88,7 +131,7 @@ def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     if interpret is None:
-        interpret = jax.default_backend() != "gpu" and not _FOR_GPU.get()
+        interpret = not makes_for_gpu()
     return plgpu.InterpretGPUParams(**kwargs) if interpret else False
 
 

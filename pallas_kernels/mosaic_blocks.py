@@ -6,6 +6,8 @@ All copies go through shared memory by the TMA unit, in one launch for all layer
 """
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,32 +26,35 @@ LANES = 8
 PIECE_BYTES = 64 * 1024
 
 
+# The arrays of a cache: keys and values [L, P, B, K, D] and, where those have 8 bits,
+# their scales f32[L, P, K, B].
+Arrays = Sequence[jax.Array]
+
+
 def write_kv_mosaic(
-    k_cache: jax.Array,
-    v_cache: jax.Array,
+    cache: Arrays,
+    new: Arrays,
     layer: int | jax.Array,
-    k: jax.Array,
-    v: jax.Array,
     slots: jax.Array,
     *,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Writes one layer's keys and values of a step's tokens.
 
     Args:
-        k_cache: dtype[L, P, B, K, D]; donate it.
-        v_cache: like `k_cache`.
+        cache: its arrays; donate them.
+        new: keys and values [N, K, D] and, where the cache has scales, theirs
+            f32[N, K].
         layer: which layer.
-        k: dtype[N, K, D], keys.
-        v: dtype[N, K, D], values.
         slots: i32[N], where each token goes. What names a slot of the null block, as
             padding does, is not written.
         interpret: see `mosaic_decode.paged_attention_mosaic`.
 
     Returns:
-        The two caches with the slots written.
+        The arrays of the cache with the slots written.
     """
-    shape, dtype = k.shape[1:], k_cache.dtype
+    k_cache = cache[0]
+    shape, dtype = new[0].shape[1:], k_cache.dtype
     _, _, block_size, *rest = k_cache.shape
     _check_row(shape, dtype, rest)
     kernel = _kernel(
@@ -64,97 +69,94 @@ def write_kv_mosaic(
         grid_names=("token",),
         interpret=interpret,
     )
-    k_ref, v_ref = jax.new_ref(k_cache), jax.new_ref(v_cache)
+    refs = tuple(map(jax.new_ref, cache))
     where = jnp.asarray(layer, jnp.int32).reshape(1)
-    kernel(k.astype(dtype), v.astype(dtype), slots, where, k_ref, v_ref)
-    return jax.freeze(k_ref), jax.freeze(v_ref)
+    kernel(tuple(x.astype(y.dtype) for x, y in zip(new, cache)), slots, where, refs)
+    return tuple(map(jax.freeze, refs))
 
 
 def copy_blocks_mosaic(
-    k_cache: jax.Array,
-    v_cache: jax.Array,
+    cache: Arrays,
     source: jax.Array,
     target: jax.Array,
     count: jax.Array,
     *,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Copies whole blocks in every layer: the copies of a step's copy-on-write.
 
     Args:
-        k_cache: dtype[L, P, B, K, D]; donate it.
-        v_cache: like `k_cache`.
+        cache: its arrays; donate them.
         source: i32[C], blocks to copy from.
         target: i32[C], blocks to copy to: distinct, and none of them a source.
         count: i32[], how many of the pairs are copied: the first ones.
         interpret: see `mosaic_decode.paged_attention_mosaic`.
 
     Returns:
-        The two caches with the first `count` target blocks equal to their sources.
+        The arrays with the first `count` target blocks equal to their sources.
     """
-    k_ref, v_ref = jax.new_ref(k_cache), jax.new_ref(v_cache)
-    kernel = _mover(_copy_within, k_cache, source.shape[0], (), interpret)
-    kernel(source, target, count.reshape(1), k_ref, v_ref)
-    return jax.freeze(k_ref), jax.freeze(v_ref)
+    kernel, pieces = _mover(_copy_within, cache, source.shape[0], (), interpret)
+    refs = tuple(jax.new_ref(_in_pieces(x, pieces)) for x in cache)
+    kernel(source, target, count.reshape(1), refs)
+    return tuple(jax.freeze(ref).reshape(x.shape) for ref, x in zip(refs, cache))
 
 
 def gather_blocks_mosaic(
-    k_cache: jax.Array,
-    v_cache: jax.Array,
+    cache: Arrays,
     blocks: jax.Array,
     count: jax.Array,
     *,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Copies whole blocks to a buffer beside the cache, to be swapped out from there.
 
     Args:
-        k_cache: dtype[L, P, B, K, D].
-        v_cache: like `k_cache`.
+        cache: its arrays.
         blocks: i32[C], blocks to copy.
         count: i32[], how many of them are copied: the first ones.
         interpret: see `mosaic_decode.paged_attention_mosaic`.
 
     Returns:
-        Keys and values dtype[L, C, B, K, D]; past `count` they hold anything.
+        An array [L, C, ...] for each of the cache; past `count` they hold anything.
     """
-    layers, _, *block = k_cache.shape
     num_blocks = blocks.shape[0]
-    staging = jax.ShapeDtypeStruct((layers, num_blocks, *block), k_cache.dtype)
-    kernel = _mover(_copy_across, k_cache, num_blocks, (staging, staging), interpret)
+    staging = tuple(
+        jax.ShapeDtypeStruct((x.shape[0], num_blocks, *x.shape[2:]), x.dtype)
+        for x in cache
+    )
+    kernel, pieces = _mover(_copy_across, cache, num_blocks, staging, interpret)
     places = jnp.arange(num_blocks, dtype=jnp.int32)
-    return kernel(blocks, places, count.reshape(1), k_cache, v_cache)
+    origin = tuple(_in_pieces(x, pieces) for x in cache)
+    staged = kernel(blocks, places, count.reshape(1), origin)
+    return tuple(x.reshape(like.shape) for x, like in zip(staged, staging))
 
 
 def scatter_blocks_mosaic(
-    k_cache: jax.Array,
-    v_cache: jax.Array,
-    k_blocks: jax.Array,
-    v_blocks: jax.Array,
+    cache: Arrays,
+    staged: Arrays,
     blocks: jax.Array,
     count: jax.Array,
     *,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Copies whole blocks from a buffer into the cache: the way back of a gather.
 
     Args:
-        k_cache: dtype[L, P, B, K, D]; donate it.
-        v_cache: like `k_cache`.
-        k_blocks: dtype[L, C, B, K, D], keys.
-        v_blocks: like `k_blocks`, values.
+        cache: its arrays; donate them.
+        staged: an array [L, C, ...] for each of the cache.
         blocks: i32[C], blocks of the cache to copy them to, distinct.
         count: i32[], how many are copied: the first ones.
         interpret: see `mosaic_decode.paged_attention_mosaic`.
 
     Returns:
-        The two caches with the blocks written.
+        The arrays of the cache with the blocks written.
     """
-    k_ref, v_ref = jax.new_ref(k_cache), jax.new_ref(v_cache)
-    kernel = _mover(_copy_across, k_cache, blocks.shape[0], (), interpret)
+    kernel, pieces = _mover(_copy_across, cache, blocks.shape[0], (), interpret)
+    refs = tuple(jax.new_ref(_in_pieces(x, pieces)) for x in cache)
     places = jnp.arange(blocks.shape[0], dtype=jnp.int32)
-    kernel(places, blocks, count.reshape(1), k_blocks, v_blocks, k_ref, v_ref)
-    return jax.freeze(k_ref), jax.freeze(v_ref)
+    origin = tuple(_in_pieces(x, pieces) for x in staged)
+    kernel(places, blocks, count.reshape(1), origin, *refs)
+    return tuple(jax.freeze(ref).reshape(x.shape) for ref, x in zip(refs, cache))
 
 
 def _kernel(body: Any, *, interpret: Any, **options: Any) -> Any:
@@ -178,77 +180,97 @@ def _check_row(shape: tuple[int, ...], dtype: Any, cache: list[int]) -> None:
         )
 
 
-def _write(
-    k_new, v_new, slots, layer, k_ref, v_ref, k_buffer, v_buffer, ready, *, block_size
-):
+def _write(new, slots, layer, cache, k_buffer, v_buffer, ready, *, block_size) -> None:
     """The kernel of `write_kv_mosaic`: one token."""
     token = lax.axis_index("token")
     slot = slots[token]
-    place = (
-        layer[0],
-        lax.div(slot, jnp.int32(block_size)),
-        lax.rem(slot, jnp.int32(block_size)),
-    )
+    block = lax.div(slot, jnp.int32(block_size))
+    offset = lax.rem(slot, jnp.int32(block_size))
 
     @pl.when(slot >= block_size)
     def _():
-        plgpu.copy_gmem_to_smem(k_new.at[token], k_buffer, ready)
-        plgpu.copy_gmem_to_smem(v_new.at[token], v_buffer, ready)
+        buffers = (k_buffer, v_buffer)
+        for ref, buffer in zip(new, buffers):
+            compat.copy_contiguous(ref.at[token], buffer, ready)
         _await(ready)
-        plgpu.copy_smem_to_gmem(k_buffer, k_ref.at[place])
-        plgpu.copy_smem_to_gmem(v_buffer, v_ref.at[place])
+        for ref, buffer in zip(cache, buffers):
+            plgpu.copy_smem_to_gmem(buffer, ref.at[layer[0], block, offset])
+        # Of one token, scales lie far apart: too small for the TMA unit.
+        for source, target in zip(new[2:], cache[2:]):
+            for head in range(source.shape[1]):
+                target[layer[0], block, head, offset] = source[token, head]
         _drain()
 
 
 def _mover(
-    body: Any, cache: jax.Array, num_pairs: int, out_type: Any, interpret: Any
-) -> Any:
-    """Returns a kernel that copies blocks of the shape of a cache's."""
-    layers, _, block_size, kv_heads, head_dim = cache.shape
-    _check_row((kv_heads, head_dim), cache.dtype, [kv_heads, head_dim])
-    row = kv_heads * head_dim * cache.dtype.itemsize
+    body: Any, cache: Arrays, num_pairs: int, out: Arrays | tuple, interpret: Any
+) -> tuple[Any, int]:
+    """Returns a kernel that copies blocks, and the number of pieces it cuts them into.
+
+    It takes arrays, and returns `out`, in the form of `_in_pieces`.
+    """
+    layers, _, block_size, kv_heads, head_dim = cache[0].shape
+    _check_row((kv_heads, head_dim), cache[0].dtype, [kv_heads, head_dim])
+    row = kv_heads * head_dim * cache[0].dtype.itemsize
     slots = block_size
     while slots > 1 and slots * row > PIECE_BYTES:
         slots //= 2
+    pieces = block_size // slots
+    shapes = [
+        jax.eval_shape(functools.partial(_in_pieces, pieces=pieces), x) for x in out
+    ]
+    buffers = []
+    for x in cache:
+        size = math.prod(x.shape[2:]) // pieces
+        if size * x.dtype.itemsize % 16:
+            raise ValueError(
+                f"The scales of {slots} slots of {kv_heads} KV heads are no multiple "
+                "of 16 bytes; the TMA unit cannot copy them, use a larger block size "
+                'or backend="xla".'
+            )
+        buffers.append(plgpu.SMEM((size,), x.dtype))
     lanes = min(LANES, num_pairs)
-    buffer = plgpu.SMEM((slots, kv_heads, head_dim), cache.dtype)
-    return _kernel(
+    kernel = _kernel(
         functools.partial(body, lanes=lanes),
-        out_type=out_type,
-        scratch_types=(buffer, buffer, plgpu.Barrier(num_arrivals=2)),
-        grid=(lanes, layers, block_size // slots),
+        out_type=tuple(shapes),
+        scratch_types=(tuple(buffers), plgpu.Barrier(num_arrivals=len(cache))),
+        grid=(lanes, layers, pieces),
         grid_names=("lane", "layer", "piece"),
         interpret=interpret,
     )
+    return kernel, pieces
 
 
-def _copy_within(source, target, count, k_ref, v_ref, *scratch, lanes):
+def _in_pieces(array: jax.Array, pieces: int) -> jax.Array:
+    """Returns a view [L, P, pieces, n] of an array: its blocks have no gaps."""
+    layers, num_blocks = array.shape[:2]
+    return array.reshape(layers, num_blocks, pieces, -1)
+
+
+def _copy_within(source, target, count, cache, *scratch, lanes):
     """The kernel of `copy_blocks_mosaic`."""
-    _copy(source, target, count, (k_ref, v_ref), (k_ref, v_ref), *scratch, lanes=lanes)
+    _copy(source, target, count, cache, cache, *scratch, lanes=lanes)
 
 
-def _copy_across(source, target, count, k_from, v_from, k_to, v_to, *scratch, lanes):
+def _copy_across(source, target, count, origin, *rest, lanes):
     """The kernel of `gather_blocks_mosaic` and `scatter_blocks_mosaic`."""
-    _copy(source, target, count, (k_from, v_from), (k_to, v_to), *scratch, lanes=lanes)
+    *goal, buffers, ready = rest
+    _copy(source, target, count, origin, goal, buffers, ready, lanes=lanes)
 
 
-def _copy(
-    source, target, count, origin, goal, k_buffer, v_buffer, ready, *, lanes
-) -> None:
+def _copy(source, target, count, origin, goal, buffers, ready, *, lanes) -> None:
     """Copies every `lanes`-th pair, one layer and one piece of each block."""
     lane, layer = lax.axis_index("lane"), lax.axis_index("layer")
-    size = k_buffer.shape[0]
-    slots = pl.ds(lax.axis_index("piece") * size, size)
-    buffers = (k_buffer, v_buffer)
+    piece = lax.axis_index("piece")
 
     @pl.loop(0, lax.div(count[0] - lane + (lanes - 1), jnp.int32(lanes)))
     def _(turn):
         pair = lane + turn * lanes
         for ref, buffer in zip(origin, buffers):
-            plgpu.copy_gmem_to_smem(ref.at[layer, source[pair], slots], buffer, ready)
+            compat.copy_contiguous(ref.at[layer, source[pair], piece], buffer, ready)
         _await(ready)
         for ref, buffer in zip(goal, buffers):
-            plgpu.copy_smem_to_gmem(buffer, ref.at[layer, target[pair], slots])
+            plgpu.copy_smem_to_gmem(buffer, ref.at[layer, target[pair], piece])
         _drain()
 
 

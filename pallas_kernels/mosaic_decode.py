@@ -3,7 +3,8 @@
 One thread block for each (token, KV head, split of the context), of two warpgroups.
 The producer walks the block table and has the TMA unit copy blocks of keys and values
 into a ring of shared-memory stages; the consumer multiplies with wgmma and keeps an
-online softmax. Splits leave unnormalised float32 partials, which are merged once.
+online softmax. Splits leave unnormalised float32 partials, which are merged once. With
+a cascade, so do the passes over shared prefixes (see `mosaic_cascade`).
 """
 
 import functools
@@ -14,19 +15,31 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import compat
+from pallas_kernels import compat, mosaic_cascade
+from pallas_kernels.cascade import Cascade
 from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
 from pallas_kernels.mosaic_decode_kernel import (
-    KV_TILE,
-    MAX_COLUMNS,
     MIN_SPLIT_TILES,
-    MIN_TILED_UNIT,
-    ROWS,
-    Barriers,
     Buffers,
     Config,
     thread_block,
+)
+from pallas_kernels.mosaic_ring import (
+    KV_TILE,
+    MAX_COLUMNS,
+    MIN_TILED_UNIT,
+    Tiles,
+    as_units,
+    make_ring,
+    swizzled,
+)
+from pallas_kernels.mosaic_softmax import ROWS, make_operands
+from pallas_kernels.quantised_kv import (
+    bytes_per_vector,
+    is_quantised,
+    multiplied_dtype,
+    quantised_dtype,
 )
 
 MAX_SPLITS = 128
@@ -43,8 +56,11 @@ def paged_attention_mosaic(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
+    cascade: Cascade | None = None,
     splits: int | None = None,
     stages: int | None = None,
     contiguous: bool = False,
@@ -56,16 +72,21 @@ def paged_attention_mosaic(
     whole context again.
 
     Args:
-        q: dtype[N, H, D], one query per token; taken in the dtype of the cache. D is
-            one of `limits.HEAD_DIMS`, and H is at most 64 * K.
-        k_cache: bfloat16 or float16 [L, P, B, K, D].
+        q: dtype[N, H, D], one query per token; taken in the dtype of the cache, or in
+            bfloat16. D is one of `limits.HEAD_DIMS`, and H is at most 64 * K.
+        k_cache: bfloat16 or float16 [L, P, B, K, D], or 8 bits: int8, or uint8 that
+            holds the bits of e4m3.
         v_cache: like `k_cache`.
         layer: which layer of the cache.
         metadata: where each token finds its context. Only `block_tables`, `rows` and
             `lengths` are read.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: see `api.paged_attention`.
         window: see `api.paged_attention`.
+        cascade: see `api.paged_attention`. The kernel runs twice: on the passes over
+            shared prefixes, and on the tokens, each from where its pass ends.
         splits: thread blocks that share a long context; None chooses.
         stages: depth of the ring of keys and values, 1 or more; None chooses.
         contiguous: whether row `r` has the blocks from `r * T` on, whatever its table
@@ -78,7 +99,7 @@ def paged_attention_mosaic(
 
     Raises:
         ValueError: a dtype, head dim, block size or group that the kernel does not
-            handle.
+            handle, or a cascade of contiguous rows.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, kv_heads = k_cache.shape[1:4]
@@ -89,6 +110,8 @@ def paged_attention_mosaic(
         block_size=block_size,
         kv_dtype=k_cache.dtype,
     )
+    if cascade is not None and contiguous:
+        raise ValueError("contiguous rows share no blocks; give no cascade with them.")
     if interpret is None or isinstance(interpret, bool):
         interpret = compat.interpret_params(interpret)
     heads = num_heads // kv_heads
@@ -97,55 +120,83 @@ def paged_attention_mosaic(
     per_block = block_size // unit
     context = metadata.block_tables.shape[1] * block_size
     context = min(context, window or context)
-    config = Config(
+    dtype = multiplied_dtype(k_cache.dtype)
+    tiles = Tiles(
         unit=unit,
         per_block=per_block,
-        stages=stages or choose_stages(head_dim, block_size),
-        splits=splits
-        or choose_splits(
-            num_tokens * kv_heads * -(-head_dim // MAX_COLUMNS),
-            context,
-            compat.multiprocessors(),
-        ),
-        group=group,
+        stages=stages or choose_stages(head_dim, block_size, k_cache.dtype),
         scale=scale,
         soft_cap=soft_cap,
         window=window,
-        dtype=k_cache.dtype,
+        dtype=dtype,
         contiguous=contiguous,
         hints=not interpret,
+        quantised=quantised_dtype(k_cache.dtype),
     )
-    queries = q.astype(k_cache.dtype).reshape(num_tokens, kv_heads, heads, head_dim)
-    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
-    flat = (-1, unit, kv_heads, head_dim)
-    # The layer goes into the units' numbers: the cache is passed whole and not copied.
+    queries = q.astype(dtype).reshape(num_tokens, kv_heads, heads, head_dim)
+    cache = as_units(k_cache, v_cache, k_scales, v_scales, unit)
     first = jnp.asarray(layer * (num_blocks * per_block), jnp.int32).reshape(1)
-    partials = _partials(
-        queries,
-        k_cache.reshape(flat),
-        v_cache.reshape(flat),
-        metadata.block_tables,
-        metadata.rows,
-        metadata.lengths,
-        first,
-        config=config,
-        interpret=interpret,
-    )
+
+    def run(queries, rows, lengths, starts, at_once: int):
+        """Runs the kernel; `at_once` of the contexts are there, if many are."""
+        thread_blocks = at_once * kv_heads * -(-head_dim // MAX_COLUMNS)
+        config = Config(
+            tiles=tiles,
+            splits=splits
+            or choose_splits(thread_blocks, context, compat.multiprocessors()),
+            group=queries.shape[2],
+        )
+        return _partials(
+            queries,
+            cache,
+            metadata.block_tables,
+            rows,
+            lengths,
+            starts,
+            first,
+            config=config,
+            interpret=interpret,
+        )
+
+    padded = jnp.pad(queries, ((0, 0), (0, 0), (0, group - heads), (0, 0)))
+    own = functools.partial(run, padded, metadata.rows, metadata.lengths)
+    starts = jnp.zeros(num_tokens, jnp.int32)
+    if cascade is None:
+        partials = own(starts, num_tokens)
+    else:
+        num_places = cascade.starts.shape[0]
+        num_passes, members = cascade.tokens.shape
+        shared = run(
+            mosaic_cascade.pack_queries(queries, cascade),
+            cascade.rows,
+            cascade.lengths,
+            jnp.zeros(num_passes, jnp.int32),
+            # As if all tokens shared one prefix: most of the passes are not used.
+            -(-num_places // members),
+        )
+        starts = starts.at[:num_places].set(cascade.starts)
+        partials = mosaic_cascade.join(own(starts, num_tokens), shared, cascade, heads)
     out = _merge(*partials)
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
 
 
-def choose_stages(head_dim: int, block_size: int) -> int:
-    """Returns the stages of the ring that fit in shared memory beside the rest."""
+def choose_stages(head_dim: int, block_size: int, kv_dtype: Any) -> int:
+    """Returns the stages of the ring that fit in shared memory beside the rest.
+
+    With 8 bits as many as bring the same bytes, but for the tiles that take their room.
+    """
+    if is_quantised(kv_dtype):
+        return 8 if head_dim <= 80 else 6 if head_dim <= 128 else 4
     if head_dim <= 128:
         return 4
     return 2 if block_size < MIN_TILED_UNIT else 3
 
 
-def ring_bytes(head_dim: int, block_size: int) -> int:
+def ring_bytes(head_dim: int, block_size: int, kv_dtype: Any) -> int:
     """Returns the bytes of keys and values that a thread block asks for ahead."""
-    columns = head_dim + min(head_dim, MAX_COLUMNS)
-    return choose_stages(head_dim, block_size) * KV_TILE * columns * 2
+    tokens = choose_stages(head_dim, block_size, kv_dtype) * KV_TILE
+    columns = head_dim, min(head_dim, MAX_COLUMNS)
+    return tokens * sum(bytes_per_vector(count, kv_dtype) for count in columns)
 
 
 def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
@@ -169,36 +220,13 @@ def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
     return min(range(1, most + 1), key=time)
 
 
-def _swizzled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any:
-    """Returns shared memory in the form that the TMA unit and wgmma share.
-
-    Args:
-        shape: of the buffer.
-        dtype: of the buffer.
-        like: swizzle as for rows of so many elements; both operands of a product must
-            have the same. By default those of the buffer.
-    """
-    bits = 8 * jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle((like or shape[-1]) * bits)
-    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
-    transform = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, transform))
-
-
-def _plain(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Returns shared memory that is laid out as the cache is."""
-    row = (1, min(shape[-1], MAX_COLUMNS))
-    tiling = plgpu.TilingTransform(row)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling,))
-
-
 def _partials(
     q: jax.Array,
-    k_units: jax.Array,
-    v_units: jax.Array,
+    cache: tuple[jax.Array, ...],
     tables: jax.Array,
     rows: jax.Array,
     lengths: jax.Array,
+    starts: jax.Array,
     first: jax.Array,
     *,
     config: Config,
@@ -208,11 +236,11 @@ def _partials(
 
     Args:
         q: dtype[N, K, group, D].
-        k_units: dtype[U, unit, K, D], the units of all layers.
-        v_units: dtype[U, unit, K, D].
+        cache: from `mosaic_ring.as_units`.
         tables: i32[S, T].
         rows: i32[N].
         lengths: i32[N].
+        starts: i32[N], tokens of each context that are left out; whole tiles.
         first: i32[1], first unit of the layer.
         config: static choices.
         interpret: see `paged_attention_mosaic`.
@@ -223,41 +251,21 @@ def _partials(
         total f32[N, K, splits, group], sum of the weights, 0 where a split is empty.
     """
     num_tokens, kv_heads, group, head_dim = q.shape
-    copies = KV_TILE // config.unit
     f32 = jnp.float32
-
-    dtype, stages = config.dtype, config.stages
-    tiled = config.unit >= MIN_TILED_UNIT
     columns = min(head_dim, MAX_COLUMNS)
-    k_tile, v_tile = (KV_TILE, head_dim), (KV_TILE, columns)
-
-    def ring(shape):
-        shape = (stages, *shape)
-        return _swizzled(shape, dtype) if tiled else _plain(shape, dtype)
 
     def entry(*refs):
         buffers = Buffers(
-            q=_swizzled((ROWS, head_dim), dtype),
-            k=ring(k_tile),
-            v=ring(v_tile),
-            k_tile=None if tiled else _swizzled(k_tile, dtype),
-            v_tile=None if tiled else _swizzled(v_tile, dtype),
-            p=_swizzled((ROWS, KV_TILE), dtype, like=head_dim),
-            out=_swizzled((ROWS, columns), f32),
+            ring=make_ring(config.tiles, head_dim),
+            operands=make_operands(config.tiles, head_dim),
+            q_ready=plgpu.Barrier(),
+            out=swizzled((ROWS, columns), f32),
             top=plgpu.SMEM((ROWS,), f32),
             total=plgpu.SMEM((ROWS,), f32),
-        )
-        barriers = Barriers(
-            q_ready=plgpu.Barrier(),
-            k_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-            v_ready=plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-            k_free=plgpu.Barrier(num_barriers=stages),
-            v_free=plgpu.Barrier(num_barriers=stages),
         )
         pl.run_scoped(
             functools.partial(thread_block, *refs, config=config),
             buffers,
-            barriers,
             collective_axes="warpgroup",
         )
 
@@ -276,7 +284,7 @@ def _partials(
         compiler_params=compat.compiler_params(approx_math=True),
         interpret=interpret,
     )
-    return kernel(q, k_units, v_units, tables, rows, lengths, first)
+    return kernel(q, cache, tables, rows, lengths, starts, first)
 
 
 def _merge(out: jax.Array, top: jax.Array, total: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.quantised_kv import widen
 
 
 def paged_attention_reference(
@@ -14,6 +15,8 @@ def paged_attention_reference(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     soft_cap: float | None = None,
     window: int | None = None,
 ) -> jax.Array:
@@ -30,6 +33,8 @@ def paged_attention_reference(
         metadata: where each token finds its context. Only `block_tables`, `rows` and
             `lengths` are read.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         soft_cap: bound that the scores approach, or None.
         window: how many of the last tokens a query sees, or None for all.
 
@@ -40,8 +45,14 @@ def paged_attention_reference(
     kv_heads = k_cache.shape[3]
 
     tables = metadata.block_tables[metadata.rows]  # [N, T]
-    keys = k_cache[layer, tables].reshape(num_tokens, -1, kv_heads, head_dim)
-    values = v_cache[layer, tables].reshape(keys.shape)
+
+    def gather(cache: jax.Array, scales: jax.Array | None) -> jax.Array:
+        taken = widen(cache[layer, tables])  # [N, T, B, K, D]
+        if scales is not None:
+            taken *= scales[layer, tables].swapaxes(2, 3)[..., None]
+        return taken.reshape(num_tokens, -1, kv_heads, head_dim)
+
+    keys, values = gather(k_cache, k_scales), gather(v_cache, v_scales)
     position, lengths = jnp.arange(keys.shape[1]), metadata.lengths[:, None]
     visible = position < lengths  # [N, T * B]
     if window is not None:
@@ -49,8 +60,7 @@ def paged_attention_reference(
 
     # Slots past the length hold anything, NaN included, and 0 * NaN is NaN: the values
     # are cleared, not only their weights.
-    keys = keys.astype(jnp.float32)
-    values = jnp.where(visible[:, :, None, None], values.astype(jnp.float32), 0.0)
+    values = jnp.where(visible[:, :, None, None], values, 0.0)
 
     queries = q.astype(jnp.float32).reshape(num_tokens, kv_heads, -1, head_dim)
     scores = scale * jnp.einsum("nkgd,ntkd->nkgt", queries, keys, precision="highest")

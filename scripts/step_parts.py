@@ -141,6 +141,8 @@ def _attend(c: ModelConfig, backend: str, q, cache, batch):
             batch.attention,
             scale=c.head_dim**-0.5,
             backend=backend,
+            k_scales=cache.k_scales,
+            v_scales=cache.v_scales,
         )
         return q + 0.1 * attended
 

@@ -156,6 +156,13 @@ def assert_all_free(engine: Engine) -> None:
         assert_sound(engine)
 
 
+def _poisoned(x, keep):
+    """NaN where nothing is kept; in 8 bits, NaN of e4m3, or the largest int8."""
+    return jnp.where(
+        keep, x, jnp.asarray(jnp.nan if x.dtype.itemsize > 1 else 0x7F, x.dtype)
+    )
+
+
 @jax.jit
 def _poison(state):
     """Writes NaN to every slot that holds no token of a sequence or cached block."""
@@ -172,7 +179,12 @@ def _poison(state):
         keep = keep.at[jnp.where(used, block, 0), position % size].max(used)
         keep = (keep | cached).at[0].set(False)
         mask = keep[None, :, :, None, None]
-        return jax.tree.map(lambda x: jnp.where(mask, x, jnp.nan), cache), keep.sum()
+        k, v = (_poisoned(x, mask) for x in (cache.k, cache.v))
+        mask = keep[None, :, None]
+        scales = None, None
+        if cache.k_scales is not None:
+            scales = (_poisoned(x, mask) for x in (cache.k_scales, cache.v_scales))
+        return type(cache)(k, v, *scales), keep.sum()
 
     cached = False
     if prefix_cache := getattr(state.scheduler.pool, "prefix_cache", ()):

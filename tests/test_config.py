@@ -28,6 +28,16 @@ REFUSED = [
         "attention_backend is 'triton'; it must be one of "
         "auto, reference, xla, cpu, pallas",
     ),
+    (
+        {"cascade": True, "memory": "max"},
+        "cascade is True with memory 'max' and sharing True; it needs memory 'paged'",
+    ),
+    ({"cascade": True, "sharing": False}, "cascade is True with memory 'paged' and sh"),
+    (
+        {"cascade": True, "attention_backend": "cpu"},
+        "cascade is True and attention_backend cpu, which reads every context by "
+        "itself; use xla or turn it off",
+    ),
     ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16"),
     (
         {"weights_dtype": "int4"},
@@ -41,7 +51,8 @@ REFUSED = [
     ),
     (
         {"kv_dtype": "float8"},
-        "kv_dtype is 'float8'; it must be one of float32, bfloat16, float16",
+        "kv_dtype is 'float8'; it must be one of float32, bfloat16, float16, int8, "
+        "float8_e4m3fn",
     ),
     ({"max_model_len": 0}, "max_model_len is 0; it must be 1 or more"),
     ({"max_seqs": 0}, "max_seqs is 0; it must be 1 or more"),

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import Compiled, Figures, compile_for
 from experiments.aot.targets import Target
-from pallas_kernels import AttentionMetadata, limits
+from pallas_kernels import AttentionMetadata, find_cascade, limits, quantised_kv
 from pallas_kernels.mosaic_blocks import (
     copy_blocks_mosaic,
     gather_blocks_mosaic,
@@ -19,10 +19,17 @@ from pallas_kernels.mosaic_blocks import (
     write_kv_mosaic,
 )
 from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
+from pallas_kernels.mosaic_mixed import (
+    choose_consumers,
+    choose_stages,
+    paged_attention_mixed,
+    stage_bytes,
+)
 
 # Query and KV heads of real models, by head dim: SmolLM2, Phi-2, Phi-3, Llama 3, Gemma.
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 32), 128: (32, 8), 256: (8, 4)}
 BLOCK_SIZES = tuple(1 << i for i in range(9))
+DTYPES = (*limits.KV_DTYPES, *quantised_kv.STORED)
 # Every head dim and dtype, blocks on each of the producer's routes, and the options.
 COVERING = (
     "B=16 K=3 D=64 bfloat16",
@@ -35,6 +42,23 @@ COVERING = (
     "D=128 B=16 bfloat16 window cap",
     "D=256 B=2 bfloat16",
     "D=256 B=16 bfloat16 window cap",
+    "D=64 B=16 int8",
+    "D=128 B=16 float8_e4m3fn window cap",
+    "D=256 B=64 int8",
+    "B=16 K=3 D=64 int8",
+    "D=64 B=16 bfloat16 cascade",
+    "D=128 B=1 bfloat16 cascade",
+    "D=128 B=16 int8 cascade",
+    "D=256 B=256 float16 cascade",
+)
+# Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
+MIXED_COVERING = (
+    "D=64 B=16 bfloat16",
+    "D=80 B=4 float16",
+    "D=128 B=1 bfloat16",
+    "D=128 B=16 float16 window cap",
+    "D=256 B=16 bfloat16",
+    "D=128 B=16 int8",
 )
 
 
@@ -50,6 +74,7 @@ class Case(NamedTuple):
         in_flight: bytes that a thread block has asked for and not got, at most; None
             where that does not bound the kernel.
         covering: whether it belongs to the few cases that cover what differs.
+        num_kernels: how many kernels it is compiled to, which no other case has.
     """
 
     name: str
@@ -59,6 +84,7 @@ class Case(NamedTuple):
     donate: tuple[int, ...] = ()
     in_flight: int | None = None
     covering: bool = False
+    num_kernels: int = 1
 
 
 class Result(NamedTuple):
@@ -70,13 +96,15 @@ class Result(NamedTuple):
 
     @property
     def figures(self) -> Figures:
-        """The figures of the case's one kernel."""
-        if len(self.compiled.kernels) != 1:
+        """The figures of the case's kernel; of several, the worst of each figure."""
+        kernels, expected = self.compiled.kernels, self.case.num_kernels
+        if len(kernels) != expected:
             raise ValueError(
-                f"{self.case.name} {self.case.config} compiled to "
-                f"{len(self.compiled.kernels)} new kernels; it must be one"
+                f"{self.case.name} {self.case.config} compiled to {len(kernels)} new "
+                f"kernels; it must be {expected}"
             )
-        return self.compiled.kernels[0]
+        most = Figures(*map(max, *kernels)) if expected > 1 else kernels[0]
+        return most._replace(hgmma=min(kernel.hgmma for kernel in kernels))
 
     @property
     def loads_in_flight(self) -> int | None:
@@ -121,19 +149,37 @@ def compile_case(case: Case, target: Target, dump: Path) -> Result:
 
 def cases() -> Iterator[Case]:
     """Yields all kernels in all configurations."""
-    yield from decode_cases()
+    yield from attention_cases(decode_case)
+    yield from attention_cases(mixed_case)
+    yield from cascade_cases()
     yield from block_cases()
 
 
-def decode_cases() -> Iterator[Case]:
-    """Yields the decode kernel for every head dim, block size and dtype.
+def attention_cases(make: Callable[..., Case]) -> Iterator[Case]:
+    """Yields an attention kernel for every head dim, block size and dtype.
 
     For each head dim and dtype once also with a window and a soft cap.
     """
-    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, limits.KV_DTYPES):
-        for block_size in BLOCK_SIZES:
-            yield decode_case(head_dim, block_size, dtype)
-        yield decode_case(head_dim, 16, dtype, window=1024, soft_cap=50.0)
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, DTYPES):
+        for block_size in _allowed(BLOCK_SIZES, dtype):
+            yield make(head_dim, block_size, dtype)
+        yield make(head_dim, 16, dtype, window=1024, soft_cap=50.0)
+
+
+def cascade_cases() -> Iterator[Case]:
+    """Yields decode with shared prefixes for every head dim and dtype.
+
+    Both of its kernels, with blocks on each of the producer's routes.
+    """
+    for head_dim, dtype in itertools.product(limits.HEAD_DIMS, DTYPES):
+        for block_size in _allowed((1, 16, 256), dtype):
+            yield decode_case(head_dim, block_size, dtype, cascade=True)
+
+
+def _allowed(block_sizes: Sequence[int], dtype: Any) -> list[int]:
+    """Returns the block sizes that the attention kernels take with a dtype."""
+    least = limits.LEAST_QUANTISED_BLOCK if quantised_kv.is_quantised(dtype) else 1
+    return [size for size in block_sizes if size >= least]
 
 
 def decode_case(
@@ -142,29 +188,18 @@ def decode_case(
     dtype: Any,
     window: int | None = None,
     soft_cap: float | None = None,
+    cascade: bool = False,
 ) -> Case:
     """Returns the decode kernel in one configuration."""
     config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
     if window or soft_cap:
         config += " window cap"
+    if cascade:
+        config += " cascade"
     heads, kv_heads = HEADS[head_dim]
-    tokens, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
-    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    metadata = AttentionMetadata(
-        block_tables=i32((tokens, width)),
-        rows=i32((tokens,)),
-        lengths=i32((tokens,)),
-        num_decode=i32(()),
-        num_tokens=i32(()),
-        tile_start=i32((0,)),
-        tile_len=i32((0,)),
-        num_tiles=i32(()),
-    )
-    cache = jax.ShapeDtypeStruct(
-        (layers, num_blocks, block_size, kv_heads, head_dim), dtype
-    )
 
-    def attend(q, k_cache, v_cache, metadata):
+    def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
+        group = heads // kv_heads
         return paged_attention_mosaic(
             q,
             k_cache,
@@ -174,29 +209,120 @@ def decode_case(
             scale=head_dim**-0.5,
             window=window,
             soft_cap=soft_cap,
+            k_scales=k_scales,
+            v_scales=v_scales,
+            cascade=find_cascade(metadata, block_size=block_size, group=group)
+            if cascade
+            else None,
         )
 
     return Case(
         name="decode",
         config=config,
         function=attend,
-        args=(
-            jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-            cache,
-            cache,
-            metadata,
+        # A number of its own, so that a cascade has no kernel of another case.
+        args=_attention_args(
+            head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
         ),
-        in_flight=ring_bytes(head_dim, block_size),
+        in_flight=ring_bytes(head_dim, block_size, dtype),
         covering=config in COVERING,
+        num_kernels=2 if cascade else 1,
     )
+
+
+def mixed_case(
+    head_dim: int,
+    block_size: int,
+    dtype: Any,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Case:
+    """Returns the mixed kernel in one configuration.
+
+    Those in float16 have room for so few tokens that runs of prefill tokens are cut.
+    """
+    config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
+    if window or soft_cap:
+        config += " window cap"
+    tokens = 64 if dtype == jnp.float16 else 8192
+    consumers = choose_consumers(head_dim, block_size, dtype)
+    stages = choose_stages(head_dim, block_size, consumers, dtype)
+
+    def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
+        return paged_attention_mixed(
+            q,
+            k_cache,
+            v_cache,
+            1,
+            metadata,
+            scale=head_dim**-0.5,
+            window=window,
+            soft_cap=soft_cap,
+            k_scales=k_scales,
+            v_scales=v_scales,
+        )
+
+    return Case(
+        name="mixed",
+        config=config,
+        function=attend,
+        args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
+        in_flight=stages * stage_bytes(head_dim, dtype),
+        covering=config in MIXED_COVERING,
+    )
+
+
+def _attention_args(
+    head_dim: int, block_size: int, dtype: Any, tokens: int, tiles: int
+) -> tuple[Any, ...]:
+    """Returns q, keys, values, metadata and, in 8 bits, scales of a step, as shapes."""
+    heads, kv_heads = HEADS[head_dim]
+    rows, width, layers, num_blocks = 8, 4096 // block_size, 2, 512
+    i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    metadata = AttentionMetadata(
+        block_tables=i32((rows, width)),
+        rows=i32((tokens,)),
+        lengths=i32((tokens,)),
+        num_decode=i32(()),
+        num_tokens=i32(()),
+        tile_start=i32((tiles,)),
+        tile_len=i32((tiles,)),
+        num_tiles=i32(()),
+    )
+    keys, values, *scales = _cache(
+        layers, num_blocks, block_size, kv_heads, head_dim, dtype
+    )
+    q_dtype = quantised_kv.multiplied_dtype(dtype)
+    q = jax.ShapeDtypeStruct((tokens, heads, head_dim), q_dtype)
+    return q, keys, values, metadata, *scales
+
+
+def _cache(
+    layers: int,
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: Any,
+) -> list[Any]:
+    """Returns the shapes of a cache's arrays: keys, values and, in 8 bits, scales."""
+    shape = (layers, num_blocks, block_size, kv_heads, head_dim)
+    arrays = [jax.ShapeDtypeStruct(shape, quantised_kv.stored_dtype(dtype))] * 2
+    if quantised_kv.is_quantised(dtype):
+        scales = quantised_kv.scale_shape(shape)
+        arrays += [jax.ShapeDtypeStruct(scales, jnp.float32)] * 2
+    return arrays
 
 
 def block_cases() -> Iterator[Case]:
     """Yields the kernels that write to the cache, which they must do in place."""
-    for dtype in limits.KV_DTYPES:
+    # e4m3 moves as int8 does: they come to one and the same kernel.
+    for dtype in (*limits.KV_DTYPES, jnp.int8):
         for head_dim, (_, kv_heads) in HEADS.items():
             for block_size in (1, 16, 256):
-                yield from _block_cases(block_size, kv_heads, head_dim, dtype)
+                # Scales of one slot are too few for the TMA unit.
+                if block_size > 1 or not quantised_kv.is_quantised(dtype):
+                    yield from _block_cases(block_size, kv_heads, head_dim, dtype)
 
 
 def _block_cases(
@@ -204,19 +330,18 @@ def _block_cases(
 ) -> Iterator[Case]:
     layers, num_blocks, tokens, pairs = 2, 64, 32, 16
     i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-
-    def blocks(count: int) -> Any:
-        shape = (layers, count, block_size, kv_heads, head_dim)
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    new = jax.ShapeDtypeStruct((tokens, kv_heads, head_dim), dtype)
-    cache, some, one = (blocks(num_blocks),) * 2, (blocks(pairs),) * 2, i32(())
-    some_ids = i32((pairs,))
+    sizes = block_size, kv_heads, head_dim, dtype
+    cache, some = (_cache(layers, count, *sizes) for count in (num_blocks, pairs))
+    new = [
+        jax.ShapeDtypeStruct((tokens, *shape), x.dtype)
+        for x, shape in zip(cache, [(kv_heads, head_dim)] * 2 + [(kv_heads,)] * 2)
+    ]
+    some_ids, one = i32((pairs,)), i32(())
     config = f"B={block_size} K={kv_heads} D={head_dim} {jnp.dtype(dtype).name}"
     for name, function, args, donate in (
-        ("write", write_kv_mosaic, (*cache, one, new, new, i32((tokens,))), (0, 1)),
-        ("copy", copy_blocks_mosaic, (*cache, some_ids, some_ids, one), (0, 1)),
-        ("gather", gather_blocks_mosaic, (*cache, some_ids, one), ()),
-        ("scatter", scatter_blocks_mosaic, (*cache, *some, some_ids, one), (0, 1)),
+        ("write", write_kv_mosaic, (cache, new, one, i32((tokens,))), (0,)),
+        ("copy", copy_blocks_mosaic, (cache, some_ids, some_ids, one), (0,)),
+        ("gather", gather_blocks_mosaic, (cache, some_ids, one), ()),
+        ("scatter", scatter_blocks_mosaic, (cache, some, some_ids, one), (0,)),
     ):
         yield Case(name, config, function, args, donate, covering=config in COVERING)

@@ -18,6 +18,7 @@ from paged_jax.models.config import ModelConfig
 from paged_jax.models.llama import param_shapes
 from paged_jax.step import Program, run_steps
 from paged_jax.submit import init_state
+from pallas_kernels import compat
 
 CONFIG = EngineConfig(
     dtype="bfloat16",
@@ -108,7 +109,8 @@ def compile_step(
     config, model = CONFIG, dataclasses.replace(SMOLLM2, num_layers=num_layers)
     # One bucket, the largest, which needs the most memory: the others would be further
     # copies of the model in the same program.
-    static = config.step_config()
+    with compat.for_gpu():
+        static = config.step_config()
     static = dataclasses.replace(static, buckets=static.buckets[-1:])
     manager = MANAGERS[config.memory]
     kv_dtype = config.kv_dtype or model.dtype

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     if not compat.has_mosaic():
         print(f"gpu_check: needs jax >= 0.11, got {jax.__version__}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    from experiments.gpu_check import bandwidth, numbers
+    from experiments.gpu_check import bandwidth, numbers, prefill, sharing
 
     started = time.monotonic()
 
@@ -76,6 +76,17 @@ def main(argv: list[str] | None = None) -> int:
         point = f"{row['batch']} x {row['length']}, blocks of {row['block_size']}"
         say(f"{point}: {row['name']} {result}")
         save()
+    found["prefill"] = []
+    for row in prefill.compare(small):
+        found["prefill"].append(row)
+        result = row.get("why_not") or f"{row['seconds'] * 1e6:.0f} us"
+        say(f"chunk of {row['tokens']} after {row['before']}: {row['name']} {result}")
+        save()
+    found["cascade"] = []
+    for row in sharing.compare(small):
+        found["cascade"].append(row)
+        say(cascade_lines([row])[0])
+        save()
     found["engine"] = dict(why_not="--no-engine")
     if not args.no_engine:
         found["engine"] = end_to_end(small, say)
@@ -96,8 +107,21 @@ def end_to_end(small: bool, say: Any) -> dict[str, Any]:
     return row
 
 
+def cascade_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns what the summary says of `sharing.compare`."""
+    return [
+        f"cascade, {row['sequences']} sequences that share {row['shared']} tokens and "
+        f"have {row['own']} of their own: "
+        f"{row['plain_seconds'] / row['cascade_seconds']:.2f}x as fast as without"
+        for row in rows
+    ]
+
+
 def table(found: dict[str, Any]) -> str:
-    """Returns the summary: shares of the copy's speed, by point and contender."""
+    """Returns the summary: shares of the copy's speed, by point and contender.
+
+    Of prefill, shares of the published speed of the tensor cores.
+    """
     wrong = [row["name"] for row in found["numbers"] if not row["holds"]]
     lines = [
         "",
@@ -106,19 +130,13 @@ def table(found: dict[str, Any]) -> str:
         f"kernels: {len(found['numbers'])} checked, "
         + (f"WRONG: {', '.join(wrong)}" if wrong else "all right"),
     ]
-    points: dict[tuple, dict[str, str]] = {}
-    for row in found["bandwidth"]:
-        point = (row["batch"], row["length"], row["block_size"])
-        share = "-"
-        if row["seconds"]:
-            share = f"{row['speed'] / found['copy_speed']:.0%}"
-        points.setdefault(point, {})[row["name"]] = share
-    names = list(dict.fromkeys(row["name"] for row in found["bandwidth"]))
-    head = f"{'batch':>6s}{'length':>8s}{'block':>7s}"
-    lines.append(head + "".join(f"{name:>12s}" for name in names))
-    for (batch, length, block_size), shares in points.items():
-        cells = "".join(f"{shares.get(name, '-'):>12s}" for name in names)
-        lines.append(f"{batch:6d}{length:8d}{block_size:7d}{cells}")
+    decode = [
+        row | dict(share=row["seconds"] and row["speed"] / found["copy_speed"])
+        for row in found["bandwidth"]
+    ]
+    lines += shares(decode, dict(batch=6, length=8, block_size=7))
+    lines += shares(found["prefill"], dict(tokens=6, before=8))
+    lines += cascade_lines(found["cascade"])
     engine = found["engine"]
     if "why_not" in engine:
         lines.append(f"engine: not run, {engine['why_not']}")
@@ -131,6 +149,27 @@ def table(found: dict[str, Any]) -> str:
             f"{engine['same_first_tokens']} first tokens"
         )
     return "\n".join(lines)
+
+
+def shares(rows: list[dict[str, Any]], point: dict[str, int]) -> list[str]:
+    """Returns a table of the rows' shares.
+
+    Args:
+        rows: with a name, a share or None, and the fields of `point`.
+        point: what tells the table's lines apart, and the width of each column.
+    """
+    points: dict[tuple, dict[str, str]] = {}
+    for row in rows:
+        share = "-" if row.get("share") is None else f"{row['share']:.0%}"
+        points.setdefault(tuple(map(row.get, point)), {})[row["name"]] = share
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    heads = {name.removesuffix("_size"): width for name, width in point.items()}
+    head = "".join(f"{name:>{width}s}" for name, width in heads.items())
+    lines = [head + "".join(f"{name:>12s}" for name in names)]
+    for at, found in points.items():
+        cells = "".join(f"{value:{width}d}" for value, width in zip(at, point.values()))
+        lines.append(cells + "".join(f"{found.get(name, '-'):>12s}" for name in names))
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,29 +1,27 @@
 """How much of the memory's speed decode attention gets, ours and others'."""
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments.gpu_check.problems import Problem, make_problem
+from experiments.gpu_check.timing import REPEATS, repeated, seconds_of
 from pallas_kernels import paged_attention
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
 # (batch, tokens in each context). At 4 KiB a token, more than the L2 cache holds.
 POINTS = ((1, 65536), (16, 4096), (64, 1024), (256, 1024))
 BLOCK_SIZES = (16, 64)
-REPEATS = 5
 
 
 def copy_speed(num_bytes: int) -> float:
     """Returns bytes per second, read and written, of a copy on the device."""
     source = jnp.zeros(num_bytes // 4, jnp.float32)
     # Not a plain copy, which a compiler may leave out.
-    seconds = _time(jax.jit(lambda x: x + 1), source)
+    seconds = seconds_of(jax.jit(lambda x: x + 1), source)
     return 2 * source.nbytes / seconds
 
 
@@ -41,18 +39,19 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
     for batch, length in points:
         for block_size in sizes:
             for name, make in CONTENDERS.items():
-                if small and name in ("cudnn", "triton"):
+                if small and name in ("cudnn", "triton", "e4m3"):
                     continue
                 problem = make_problem(
                     [length] * batch,
                     block_size,
                     shuffled=name != "contiguous",
+                    dtype=QUANTISED.get(name, "bfloat16"),
                     **shape,
                 )
                 row = dict(batch=batch, length=length, block_size=block_size, name=name)
                 try:
-                    run = _repeated(make(problem), turns)
-                    seconds = _time(run, problem.q, repeats=repeats) / turns
+                    run = repeated(make(problem), turns)
+                    seconds = seconds_of(run, problem.q, repeats=repeats) / turns
                 except Exception as error:
                     # Others' kernels are private, or refuse a shape; ours must run.
                     if name in OURS:
@@ -61,27 +60,6 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
                     yield row | dict(seconds=None, why_not=text[0][:120])
                     continue
                 yield row | dict(seconds=seconds, speed=problem.kv_bytes / seconds)
-
-
-def _repeated(attend: Callable, turns: int) -> Callable:
-    """Returns a program that attends `turns` times, each time to the result before."""
-
-    @jax.jit
-    def run(q):
-        return jax.lax.fori_loop(0, turns, lambda _, x: attend(x).astype(x.dtype), q)
-
-    return run
-
-
-def _time(function: Callable, *args: Any, repeats: int = REPEATS) -> float:
-    """Returns the median of the wall times, in seconds, once it is compiled."""
-    jax.block_until_ready(function(*args))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
 
 
 def _ours(problem: Problem, contiguous: bool = False) -> Callable:
@@ -93,6 +71,7 @@ def _ours(problem: Problem, contiguous: bool = False) -> Callable:
         problem.metadata,
         scale=problem.scale,
         contiguous=contiguous,
+        **problem.scales,
     )
 
 
@@ -145,8 +124,12 @@ def _triton(problem: Problem) -> Callable:
 CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
     "pallas": _ours,
     "contiguous": functools.partial(_ours, contiguous=True),
+    "int8": _ours,
+    "e4m3": _ours,
     "cudnn": _cudnn,
     "triton": _triton,
     "xla": _xla,
 }
-OURS = ("pallas", "contiguous", "xla")
+# What the cache of these holds; that of the others, bfloat16.
+QUANTISED = {"int8": "int8", "e4m3": "float8_e4m3fn"}
+OURS = ("pallas", "contiguous", *QUANTISED, "xla")

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
+from pallas_kernels.quantised_kv import bytes_per_vector
 
 DTYPES = ("float32", "bfloat16")
 
@@ -129,10 +129,10 @@ class ModelConfig:
         """Bytes of one token's keys and values in all layers.
 
         Args:
-            dtype: of the cache; None for the model's own.
+            dtype: of the cache; None for the model's own. Those of 8 bits have scales.
         """
-        itemsize = jnp.dtype(self.dtype if dtype is None else dtype).itemsize
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        vector = bytes_per_vector(self.head_dim, self.dtype if dtype is None else dtype)
+        return 2 * self.num_layers * self.num_kv_heads * vector
 
 
 def tiny(**changes: Any) -> ModelConfig:

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from paged_jax.batch import TokenBatch
-from paged_jax.kv_cache import KVCache, write_kv
+from paged_jax.kv_cache import KVCache, write_backend, write_kv
 from paged_jax.models.config import ModelConfig
 from paged_jax.models.rope import inverse_frequencies, rotate, rotation
 from pallas_kernels.api import paged_attention
+from pallas_kernels.cascade import Cascade, find_cascade
 
 Params = dict[str, Any]
 
@@ -61,6 +62,7 @@ def decode(
     *,
     backend: str,
     unroll: bool,
+    cascade: bool = False,
 ) -> tuple[jax.Array, KVCache]:
     """Runs the step's tokens, writing their keys and values into the cache.
 
@@ -71,6 +73,7 @@ def decode(
         cache: keys and values of the tokens before; donate it.
         backend: of `pallas_kernels.api.paged_attention`.
         unroll: whether the layers are unrolled in the program, or looped over.
+        cascade: whether decode tokens read shared prefixes together.
 
     Returns:
         f32[M, V], the logits that follow the tokens `batch.sample_index`, and the
@@ -80,11 +83,17 @@ def decode(
         config.head_dim, config.rope_theta, config.rope_divisors
     )
     turns = rotation(batch.positions, frequencies)
+    prefixes = None
+    if cascade:  # the same in all layers
+        group = config.num_heads // config.num_kv_heads
+        prefixes = find_cascade(
+            batch.attention, block_size=cache.block_size, group=group
+        )
 
     def layer(index, carry):
         x, cache = carry
         attended, cache = _attention(
-            config, weights, index, x, batch, cache, turns, backend
+            config, weights, index, x, batch, cache, turns, prefixes, backend
         )
         x = x + attended
         return x + _mlp(config, weights, index, x), cache
@@ -108,6 +117,7 @@ def _attention(
     batch: TokenBatch,
     cache: KVCache,
     turns: tuple[jax.Array, jax.Array],
+    prefixes: Cascade | None,
     backend: str,
 ) -> tuple[jax.Array, KVCache]:
     """Returns the attention branch, dtype[N, hidden], and the cache written."""
@@ -122,7 +132,8 @@ def _attention(
         q = rms_norm(q, weights.vector("q_norm", layer), c.rms_norm_eps)
         k = rms_norm(k, weights.vector("k_norm", layer), c.rms_norm_eps)
     q, k = rotate(q, turns), rotate(k, turns)
-    cache = write_kv(cache, layer, k, v, batch.slots)
+    writes = write_backend(backend)
+    cache = write_kv(cache, layer, k, v, batch.slots, backend=writes)
     attended = paged_attention(
         q,
         cache.k,
@@ -130,7 +141,10 @@ def _attention(
         layer,
         batch.attention,
         scale=c.head_dim**-0.5,
+        cascade=prefixes,
         backend=backend,
+        k_scales=cache.k_scales,
+        v_scales=cache.v_scales,
     )
     attended = attended.reshape(x.shape[0], c.num_heads * c.head_dim)
     return weights.product("out", layer, attended), cache

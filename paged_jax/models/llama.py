@@ -162,11 +162,13 @@ class Llama(nn.Module):
         unroll: whether the layers are unrolled in the program, or looped over. The loop
             compiles several times faster and runs as fast on CPU; on a GPU each branch
             on the layer would wait for the host.
+        cascade: whether decode tokens read shared prefixes together.
     """
 
     config: ModelConfig
     attention_backend: str = "xla"
     unroll: bool = False
+    cascade: bool = False
 
     @nn.compact
     def __call__(self, batch: TokenBatch, cache: KVCache) -> tuple[jax.Array, KVCache]:
@@ -197,6 +199,7 @@ class Llama(nn.Module):
             cache,
             backend=self.attention_backend,
             unroll=self.unroll,
+            cascade=self.cascade,
         )
 
 
@@ -207,6 +210,7 @@ def forward(
     cache: KVCache,
     backend: str = "xla",
     unroll: bool = False,
+    cascade: bool = False,
 ) -> tuple[jax.Array, KVCache]:
     """Runs one step of the model as a pure function.
 
@@ -217,14 +221,16 @@ def forward(
         cache: keys and values of the tokens before; donate it.
         backend: of `pallas_kernels.api.paged_attention`.
         unroll: see `Llama`.
+        cascade: see `Llama`.
 
     Returns:
         As `decoder.decode`.
     """
     if is_packed(params):
         weights = PackedWeights(config, params, batch)
-        return decode(config, weights, batch, cache, backend=backend, unroll=False)
-    model: Any = Llama(config, backend, unroll)
+        options: Any = dict(backend=backend, unroll=False, cascade=cascade)
+        return decode(config, weights, batch, cache, **options)
+    model: Any = Llama(config, backend, unroll, cascade)
     return model.apply({"params": params}, batch, cache)
 
 

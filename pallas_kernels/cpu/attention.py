@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.cpu.target import Target, host_target
 from pallas_kernels.metadata import AttentionMetadata
+from pallas_kernels.quantised_kv import number_dtype
 
 _LEAST_LANES = 4
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 def obstacle(head_dim: int, kv_dtype: str, target: Target | None = None) -> str | None:
@@ -41,6 +42,8 @@ def paged_attention_cpu(
     metadata: AttentionMetadata,
     *,
     scale: float,
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
     target: Target | None = None,
 ) -> jax.Array:
     """Runs each token's heads over its sequence's blocks, in code made by LLVM.
@@ -54,6 +57,8 @@ def paged_attention_cpu(
         layer: which layer of the cache.
         metadata: where each token finds its context.
         scale: factor on the scores, before the softmax.
+        k_scales: f32[L, P, K, B], of keys in 8 bits, or None.
+        v_scales: f32[L, P, K, B], of values in 8 bits, or None.
         target: the processor; by default this machine's.
 
     Returns:
@@ -62,7 +67,7 @@ def paged_attention_cpu(
     Raises:
         ValueError: there is no code for such a cache on this machine.
     """
-    head_dim, kv_dtype = q.shape[-1], str(k_cache.dtype)
+    head_dim, kv_dtype = q.shape[-1], number_dtype(k_cache.dtype).name
     why_not = obstacle(head_dim, kv_dtype, target)
     if why_not is not None:
         raise ValueError(f"The cpu attention backend {why_not}.")
@@ -85,6 +90,7 @@ def paged_attention_cpu(
         metadata.rows,
         metadata.lengths,
         metadata.num_tokens,
+        *(scales for scales in (k_scales, v_scales) if scales is not None),
     )
     return out.astype(q.dtype)
 

@@ -39,6 +39,7 @@ from pallas_kernels.cpu.emit import (
     splat,
 )
 from pallas_kernels.cpu.target import Target
+from pallas_kernels.quantised_kv import is_quantised
 
 # One token at a time: contexts differ in length.
 _PORTIONS = 0
@@ -63,8 +64,9 @@ def build(
     """Adds the custom call of paged attention.
 
     Its operands are q f32[N, H, D], scaled; k and v dtype[L, P, B, K, D]; layer i32[];
-    block_tables i32[S, T]; rows, lengths i32[N]; num_tokens i32[]. Its result f32[N,
-    H, D] is zero for the tokens from `num_tokens` on.
+    block_tables i32[S, T]; rows, lengths i32[N]; num_tokens i32[]; and, where keys and
+    values have 8 bits, their scales f32[L, P, K, B]. Its result f32[N, H, D] is zero
+    for the tokens from `num_tokens` on.
 
     Args:
         module: the module.
@@ -75,6 +77,7 @@ def build(
         name: of the function.
     """
     size = STORED[dtype][1]
+    scaled = is_quantised(dtype)
     attend = _attend(module, target, head_dim, dtype, together)
 
     def plan(call: custom_call.Buffers) -> custom_call.Work:
@@ -95,6 +98,10 @@ def build(
             length = _entry(b, call.data(6), token)
             put(b, total, 0, b.add(get(b, total, 0, I64), length))
         cost = b.mul(get(b, total, 0, I64), b.mul(heads, I64(2 * head_dim)))
+        scales = ()
+        if scaled:
+            first = b.mul(slots, b.mul(kv_heads, I64(4)))
+            scales = (at(b, call.data(8), first), at(b, call.data(9), first))
         words = (
             call.data(0),
             at(b, call.data(1), layer),
@@ -107,16 +114,19 @@ def build(
             kv_heads,
             block_size,
             call.dim(4, 1),
+            *scales,
         )
         return custom_call.Work(num_tokens, cost, _PORTIONS, words)
 
     def item(b: ir.IRBuilder, words, token) -> None:
-        q, k, v, out, tables, rows, lengths, heads, kv_heads, block_size, width = words
+        q, k, v, out, tables, rows, lengths, heads, kv_heads, block_size, *rest = words
+        width, *scales = rest
         in_q = b.mul(b.mul(token, heads), I64(head_dim * 4))
         table = at(b, tables, b.mul(b.mul(_entry(b, rows, token), width), I64(4)))
         sizes = heads, kv_heads, block_size
         length = _entry(b, lengths, token)
-        b.call(attend, [at(b, q, in_q), k, v, at(b, out, in_q), table, length, *sizes])
+        places = [at(b, q, in_q), k, v, at(b, out, in_q)]
+        b.call(attend, [*places, table, length, *sizes, *scales])
 
     custom_call.build(module, name, plan, item)
 
@@ -133,21 +143,24 @@ def _attend(
 
     Returns:
         `void attend(q, k, v, out, table, length, heads, kv_heads, block_size)`: q and
-        out f32[H, D], k and v the layer's first slot, table the sequence's.
+        out f32[H, D], k and v the layer's first slot, table the sequence's. Where these
+        have 8 bits, the layer's first scales of k and of v are two more arguments.
     """
     lanes = target.lanes
     vector = ir.VectorType(FLOAT, lanes)
-    function = define(module, f"attend_{head_dim}_{dtype}", VOID, [PTR] * 5 + [I64] * 4)
-    q, k, v, out, table, length, heads, kv_heads, block_size = function.args
+    kinds = [PTR] * 5 + [I64] * 4 + [PTR] * (2 * is_quantised(dtype))
+    function = define(module, f"attend_{head_dim}_{dtype}", VOID, kinds)
+    q, k, v, out, table, length, heads, kv_heads, block_size, *scales = function.args
     size = STORED[dtype][1]
     b = ir.IRBuilder(function.append_basic_block())
     cttz = declare(module, "llvm.cttz.i64", I64, [I64, I1])
     shift = b.call(cttz, [block_size, I1(1)])  # the logarithm of a power of two
-    in_block = b.sub(block_size, I64(1))
+    last_in_block = b.sub(block_size, I64(1))
     top, total = on_stack(b, heads), on_stack(b, heads)
     group = b.udiv(heads, kv_heads)
     slot_bytes = b.mul(kv_heads, I64(head_dim * size))
     offsets, ahead = on_stack(b, lanes), on_stack(b, lanes)
+    scale_offsets = on_stack(b, lanes) if scales else None
     weights = on_stack(b, lanes * together)
     lines = ceil_div(b, slot_bytes, I64(LINE))
     share_of_head = b.mul(ceil_div(b, lines, heads), I64(LINE))
@@ -167,8 +180,12 @@ def _attend(
                 # Past the end, the last token again: its score is masked below.
                 position = minimum(b, b.add(first, I64(lane)), last)
                 block = _entry(b, table, b.lshr(position, shift))
-                slot = b.add(b.shl(block, shift), b.and_(position, in_block))
+                slot = b.add(b.shl(block, shift), b.and_(position, last_in_block))
                 put(b, place, 8 * lane, b.mul(slot, slot_bytes))
+                if scales and place is offsets:
+                    scale = b.shl(b.mul(block, kv_heads), shift)
+                    scale = b.add(scale, b.and_(position, last_in_block))
+                    put(b, scale_offsets, 8 * lane, b.shl(scale, I64(2)))
         live = b.icmp_unsigned(
             "<",
             ir.Constant(ir.VectorType(I64, lanes), [I64(i) for i in range(lanes)]),
@@ -190,6 +207,13 @@ def _attend(
             queries = [_row(b, q, member, head_dim) for member in members]
             fades = []
             scores = _scores(b, lanes, head_dim, dtype, queries, keys, offsets)
+            if scales:
+                in_block = b.shl(b.shl(b.udiv(head, group), shift), I64(2))
+                k_scales, v_scales = (
+                    _gather(b, lanes, at(b, each, in_block), scale_offsets)
+                    for each in scales
+                )
+                scores = [b.fmul(score, k_scales) for score in scores]
             for index, (member, score) in enumerate(zip(members, scores, strict=True)):
                 score = b.select(live, score, constant(vector, _MASKED))
                 of_head = b.mul(member, I64(8))
@@ -203,6 +227,8 @@ def _attend(
                 old = get(b, total, of_head, FLOAT)
                 old = b.fmul(old, b.extract_element(fade, I32(0)))
                 put(b, total, of_head, b.fadd(old, reduce(b, b.fadd, share)))
+                if scales:
+                    share = b.fmul(share, v_scales)
                 b.store(share, at(b, weights, 4 * lanes * index), align=4)
                 fades.append(fade)
             places = [_row(b, out, member, head_dim) for member in members]
@@ -218,6 +244,15 @@ def _attend(
         _store_row(b, place, values)
     b.ret_void()
     return function
+
+
+def _gather(b: ir.IRBuilder, lanes: int, base, offsets):
+    """Returns a vector of floats that lie at offsets from a place."""
+    gathered = constant(ir.VectorType(FLOAT, lanes), 0.0)
+    for lane in range(lanes):
+        value = get(b, base, get(b, offsets, 8 * lane, I64), FLOAT)
+        gathered = b.insert_element(gathered, value, I32(lane))
+    return gathered
 
 
 def _row(b: ir.IRBuilder, base, head, head_dim: int):

@@ -13,7 +13,13 @@ NULL = PTR(None)
 LINE = 64  # bytes of a cache line
 
 # How elements of these dtypes are stored, and their bytes.
-STORED = {"float32": (FLOAT, 4), "bfloat16": (I16, 2), "float16": (ir.HalfType(), 2)}
+STORED = {
+    "float32": (FLOAT, 4),
+    "bfloat16": (I16, 2),
+    "float16": (ir.HalfType(), 2),
+    "int8": (I8, 1),
+    "float8_e4m3fn": (I8, 1),
+}
 
 
 def declare(module: ir.Module, name: str, result, arguments: list) -> ir.Function:
@@ -116,7 +122,23 @@ def load_vector(b: ir.IRBuilder, place, lanes: int, dtype: str = "float32"):
         return b.bitcast(b.shl(b.zext(value, wide), constant(wide, 16)), vector)
     if dtype == "float16":
         return b.fpext(value, vector)
+    if dtype == "int8":
+        return b.sitofp(value, vector)
+    if dtype == "float8_e4m3fn":
+        return _widen_e4m3(b, value)
     return value
+
+
+def _widen_e4m3(b: ir.IRBuilder, bits):
+    """Returns numbers of e4m3 as float32, by way of float16: all but NaN."""
+    lanes = bits.type.count
+    wide, half = ir.VectorType(I16, lanes), ir.VectorType(ir.HalfType(), lanes)
+    # The sign stays at the left as the number is widened.
+    shifted = b.shl(b.sext(bits, wide), constant(wide, 7))
+    shifted = b.and_(shifted, constant(wide, 0xBF80 - (1 << 16)))
+    # Its exponents are 8 below those of a float16.
+    value = b.fpext(b.bitcast(shifted, half), ir.VectorType(FLOAT, lanes))
+    return b.fmul(value, constant(value.type, 256.0))
 
 
 def fma(b: ir.IRBuilder, x, y, z):

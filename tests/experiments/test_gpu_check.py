@@ -54,6 +54,8 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     found = json.loads(out.read_text())
     assert {row["name"].split()[0] for row in found["numbers"]} == {
         "decode",
+        "mixed",
+        "cascade",
         "write",
         "copy",
         "gather",
@@ -61,8 +63,13 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     }
     assert all(row["holds"] for row in found["numbers"])
     ran = [row["name"] for row in found["bandwidth"]]
-    assert ran == ["pallas", "contiguous", "xla"]
-    assert all(row["seconds"] > 0 for row in found["bandwidth"])
+    assert ran == ["pallas", "contiguous", "int8", "xla"]
+    narrow = [row["name"] for row in found["numbers"] if row["name"].endswith(" int8")]
+    assert len(narrow) == 6
+    assert [row["name"] for row in found["prefill"]] == ["pallas", "xla"]
+    assert all(row["seconds"] > 0 for row in found["bandwidth"] + found["prefill"])
+    (shared,) = found["cascade"]
+    assert shared["sequences"] == 5 and shared["cascade_seconds"] > 0
     assert done.stdout.endswith(table(found) + "\n")
 
 
@@ -77,6 +84,19 @@ def test_the_table_shows_shares_of_the_copy_and_what_is_wrong():
             point | dict(name="pallas", seconds=1.0, speed=3.6e12),
             point | dict(name="cudnn", seconds=None, why_not="no"),
         ],
+        prefill=[
+            dict(tokens=2048, before=0, name="pallas", seconds=1.0, share=0.5),
+            dict(tokens=2048, before=0, name="cudnn", seconds=None, why_not="no"),
+        ],
+        cascade=[
+            dict(
+                sequences=64,
+                shared=4096,
+                own=256,
+                plain_seconds=3.0,
+                cascade_seconds=1.5,
+            )
+        ],
         engine=dict(why_not="No module named 'flax'"),
     )
     assert table(found).splitlines() == [
@@ -85,5 +105,9 @@ def test_the_table_shows_shares_of_the_copy_and_what_is_wrong():
         "kernels: 2 checked, WRONG: write",
         " batch  length  block      pallas       cudnn",
         "    64    1024     16         90%           -",
+        "tokens  before      pallas       cudnn",
+        "  2048       0         50%           -",
+        "cascade, 64 sequences that share 4096 tokens and have 256 of their own: "
+        "2.00x as fast as without",
         "engine: not run, No module named 'flax'",
     ]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import QUERY_TILE, AttentionMetadata
+from pallas_kernels.quantised_kv import is_quantised, number_dtype, quantise
 
 
 class Chunk(NamedTuple):
@@ -27,12 +28,17 @@ class Case(NamedTuple):
     scale: float
     soft_cap: float | None = None
     window: int | None = None
+    k_scales: jnp.ndarray | None = None
+    v_scales: jnp.ndarray | None = None
 
     def args(self):
         return self.q, self.k_cache, self.v_cache, self.layer, self.metadata
 
     def options(self):
-        return dict(scale=self.scale, soft_cap=self.soft_cap, window=self.window)
+        options = dict(scale=self.scale, soft_cap=self.soft_cap, window=self.window)
+        if self.k_scales is not None:
+            options |= dict(k_scales=self.k_scales, v_scales=self.v_scales)
+        return options
 
 
 def make_metadata(
@@ -92,8 +98,9 @@ def make_case(
     """Returns a step over shuffled blocks, with NaN in every slot that no token sees.
 
     NaN fills the null block, which table tails name, the slots past each length, those
-    before all windows, the free blocks, and all other layers. Queries have values of
-    the cache's dtype.
+    before all windows, the free blocks, and all other layers. In a cache of 8 bits
+    their scales are NaN, and their values garbage. Queries have values of the cache's
+    dtype, or of bfloat16.
     """
     rng = np.random.default_rng(seed)
     totals = list(decode) + [chunk.cached + chunk.tokens for chunk in chunks]
@@ -121,10 +128,20 @@ def make_case(
 
     metadata = make_metadata(tables, decode, chunks, padding, tile_padding)
     q = rng.standard_normal((metadata.rows.shape[0], heads, head_dim))
+    kept = dtype
+    if is_quantised(dtype):
+        kept = jnp.bfloat16
+        k_cache, k_scales = _quantised(k_cache, dtype)
+        v_cache, v_scales = _quantised(v_cache, dtype)
+    else:
+        k_cache, v_cache = (jnp.asarray(x, dtype) for x in (k_cache, v_cache))
+        k_scales = v_scales = None
     return Case(
-        q=jnp.asarray(q, dtype).astype(dtype if q_dtype is None else q_dtype),
-        k_cache=jnp.asarray(k_cache, dtype),
-        v_cache=jnp.asarray(v_cache, dtype),
+        q=jnp.asarray(q, kept).astype(kept if q_dtype is None else q_dtype),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        k_scales=k_scales,
+        v_scales=v_scales,
         layer=layer,
         metadata=metadata,
         scale=head_dim**-0.5,
@@ -133,11 +150,55 @@ def make_case(
     )
 
 
+def _quantised(cache: np.ndarray, dtype) -> tuple[jnp.ndarray, jnp.ndarray]:
+    """Returns values and scales; of what is NaN, values that may be NaN, or large."""
+    values, scales = quantise(jnp.asarray(cache), dtype)
+    garbage = jnp.asarray(0x7F if dtype == jnp.float8_e4m3fn else -128, values.dtype)
+    values = jnp.where(jnp.isnan(scales)[..., None], garbage, values)
+    return values, scales.swapaxes(2, 3)
+
+
+def numbers_of(cache: jnp.ndarray, scales: jnp.ndarray | None) -> np.ndarray:
+    """Returns what a cache [L, P, B, K, D] holds, in float64."""
+    numbers = np.asarray(cache.view(number_dtype(cache.dtype))).astype(np.float64)
+    if scales is not None:
+        numbers *= np.asarray(scales, np.float64).swapaxes(2, 3)[..., None]
+    return numbers
+
+
+def share(case: Case, rows: Sequence[int], tokens: int) -> Case:
+    """Returns the case with the first blocks of some rows' tables the same.
+
+    Args:
+        case: of any rows; those that have whole blocks of so many tokens.
+        rows: the first is the one whose blocks all of them get. What the others had
+            there is NaN.
+        tokens: a multiple of the block size.
+    """
+    blocks = tokens // case.k_cache.shape[2]
+    tables = np.array(case.metadata.block_tables)
+    kept = tables[rows[0], :blocks]
+    lost = np.setdiff1d(tables[list(rows), :blocks], kept)
+    tables[list(rows), :blocks] = kept
+    poisoned = {
+        name: getattr(case, name).at[:, lost].set(jnp.nan)
+        for name in (
+            ("k_cache", "v_cache")
+            if case.k_scales is None
+            else ("k_scales", "v_scales")
+        )
+    }
+    return case._replace(
+        **poisoned,
+        metadata=case.metadata._replace(block_tables=jnp.asarray(tables)),
+    )
+
+
 def oracle(case: Case) -> np.ndarray:
     """Attention of each token by itself, in numpy float64."""
     q = np.asarray(case.q).astype(np.float64)
-    k_cache = np.asarray(case.k_cache[case.layer]).astype(np.float64)
-    v_cache = np.asarray(case.v_cache[case.layer]).astype(np.float64)
+    k_cache = numbers_of(case.k_cache, case.k_scales)[case.layer]
+    v_cache = numbers_of(case.v_cache, case.v_scales)[case.layer]
     block_size, kv_heads, head_dim = k_cache.shape[1:]
     group = q.shape[1] // kv_heads
     out = np.zeros(q.shape)

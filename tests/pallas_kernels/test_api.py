@@ -25,6 +25,15 @@ BAD = {
     "k_cache and v_cache must agree, got float32.*bfloat16": lambda c: c._replace(
         v_cache=c.v_cache.astype(jnp.bfloat16)
     ),
+    "k_cache must hold floats of 16 bits.*, int8, or.*uint8, got int32": lambda c: (
+        c._replace(
+            k_cache=c.k_cache.astype(jnp.int32), v_cache=c.v_cache.astype(jnp.int32)
+        )
+    ),
+    "k_cache must hold floats of 16 bits.*got float8_e4m3fn": lambda c: c._replace(
+        k_cache=c.k_cache.astype(jnp.float8_e4m3fn),
+        v_cache=c.v_cache.astype(jnp.float8_e4m3fn),
+    ),
     "q must hold floats, got int32": lambda c: c._replace(q=c.q.astype(jnp.int32)),
     "q has head dim 8 but the cache has 16": lambda c: c._replace(q=c.q[..., :8]),
     "5 query heads cannot share 2 KV heads": lambda c: c._replace(q=c.q[:, :5]),
@@ -34,6 +43,9 @@ BAD = {
     "Layer 2 is not in the cache; it has layers 0 to 1": lambda c: c._replace(layer=2),
     "Layer -1 is not in the cache": lambda c: c._replace(layer=-1),
 }
+
+
+SCALES = jnp.ones((2, 5, 2, 16), jnp.float32)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -58,6 +70,33 @@ def test_metadata_that_does_not_fit(message, changes):
     assert case.metadata.rows.shape == (8,)
     with pytest.raises(ValueError, match=message):
         attend(case._replace(metadata=case.metadata._replace(**changes)))
+
+
+@pytest.mark.parametrize(
+    "dtype,scales,message",
+    [
+        (jnp.float32, dict(k_scales=SCALES), "of float32 has no scales, got k_scales."),
+        (jnp.int8, {}, "A cache of int8 needs k_scales and v_scales, got neither."),
+        (jnp.uint8, dict(v_scales=SCALES), "cache of uint8 needs .*, got v_scales."),
+        (
+            jnp.int8,
+            dict(k_scales=SCALES, v_scales=SCALES.swapaxes(2, 3)),
+            r"v_scales must be float32\(2, 5, 2, 16\), \[L, P, K, B\], got float32",
+        ),
+        (
+            jnp.int8,
+            dict(k_scales=SCALES.astype(jnp.bfloat16), v_scales=SCALES),
+            r"k_scales must be float32\(2, 5, 2, 16\), .*, got bfloat16",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit(dtype, scales, message):
+    case = make_case([3])
+    assert case.k_cache.shape == (2, 5, 16, 2, 16)
+    q, k, v, *rest = case.args()
+    args = (q, k.astype(dtype), v.astype(dtype), *rest)
+    with pytest.raises(ValueError, match=message):
+        paged_attention(*args, scale=case.scale, backend="xla", **scales)
 
 
 def test_a_block_of_512_tokens_is_too_large():

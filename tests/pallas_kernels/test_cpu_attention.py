@@ -20,12 +20,17 @@ if HOST is None:
 
 
 def attend(case, metadata=None, target=None):
-    function = functools.partial(paged_attention_cpu, scale=case.scale, target=target)
+    scales = dict(k_scales=case.k_scales, v_scales=case.v_scales)
+    function = functools.partial(
+        paged_attention_cpu, scale=case.scale, target=target, **scales
+    )
     q, k_cache, v_cache, layer, given = case.args()
     return np.asarray(jax.jit(function)(q, k_cache, v_cache, layer, metadata or given))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int8, jnp.float8_e4m3fn]
+)
 @pytest.mark.parametrize("head_dim", [4, 8, 64, 80, 256])
 @pytest.mark.parametrize("target", [HOST, AVX2], ids=["host", "avx2"])
 def test_every_target_head_dim_and_dtype(target, head_dim, dtype):
@@ -66,7 +71,8 @@ def test_a_token_is_the_same_alone_and_among_others_to_the_bit():
 def test_obstacles_are_named():
     assert obstacle(64, "float32") is None
     assert "head dims that 4 divides, not 6" in str(obstacle(6, "float32"))
-    assert "not int8" in str(obstacle(64, "int8"))
+    assert obstacle(64, "int8") is None
+    assert "not float64" in str(obstacle(64, "float64"))
     case = make_case([5], head_dim=6)
     with pytest.raises(ValueError, match="cpu attention backend takes head dims"):
         attend(case)

@@ -33,11 +33,12 @@ def check(case: Case, **kwargs) -> None:
     attend = functools.partial(paged_attention_mosaic, **case.options(), **kwargs)
     out = np.asarray(jax.jit(attend)(*case.args()))
     assert out.dtype == case.q.dtype
-    atol = ERRORS[case.k_cache.dtype]
+    atol = ERRORS.get(case.k_cache.dtype, ERRORS[jnp.dtype(jnp.bfloat16)])
     np.testing.assert_allclose(out, oracle(case), atol=atol, rtol=0)
 
 
 # Queries and results in float32, so that rounding the results does not count.
+INT8, E4M3 = jnp.int8, jnp.float8_e4m3fn
 small_case = functools.partial(
     make_case,
     heads=2,
@@ -108,6 +109,43 @@ def test_a_window_hides_what_lies_before_it(window, block_size, splits):
 
 
 @needs_mosaic
+@pytest.mark.parametrize(
+    "dtype,block_size,head_dim",
+    [
+        (INT8, 8, 64),
+        (E4M3, 16, 64),
+        (INT8, 64, 80),
+        (E4M3, 256, 96),
+        (E4M3, 16, 128),
+        (INT8, 128, 256),
+    ],
+)
+def test_8_bits(dtype, block_size, head_dim):
+    lengths = [150, 1] if block_size == 256 else [70, 1]
+    case = small_case(lengths, dtype=dtype, block_size=block_size, head_dim=head_dim)
+    check(case, splits=1, stages=2)
+
+
+@needs_mosaic
+@pytest.mark.parametrize("dtype", [INT8, E4M3])
+def test_8_bits_with_all_options_and_splits(dtype):
+    case = small_case([330], dtype=dtype, heads=6, kv_heads=2, window=300, soft_cap=5.0)
+    check(case, splits=2)
+
+
+@needs_mosaic
+def test_scales_of_any_magnitude():
+    """Each key and value has one of its own, and the weights are rounded with it."""
+    case = small_case([100], dtype=INT8)
+    spread = np.exp(np.random.default_rng(0).normal(size=case.k_scales.shape) * 2)
+    scales = case.v_scales * jnp.asarray(spread, jnp.float32)
+    case = case._replace(v_scales=scales)
+    attend = functools.partial(paged_attention_mosaic, **case.options(), splits=1)
+    out, expected = np.asarray(jax.jit(attend)(*case.args())), oracle(case)
+    np.testing.assert_allclose(out, expected, atol=4e-3 * np.abs(expected).max())
+
+
+@needs_mosaic
 def test_soft_cap():
     case = small_case([90], soft_cap=2.0)
     case = case._replace(q=case.q * 4)  # scores of twice the cap and more
@@ -171,7 +209,12 @@ def test_decode_and_prefill_through_the_api():
 @pytest.mark.parametrize(
     "changes,message",
     [
-        (dict(dtype=jnp.float32), "16-bit KV cache, bfloat16 or float16, got float32"),
+        (
+            dict(dtype=jnp.float32),
+            "takes a 16-bit KV cache, bfloat16 or float16, or a quantised one, int8 or "
+            "float8_e4m3fn, got float32; convert the cache, or use",
+        ),
+        (dict(dtype=INT8, block_size=4), "blocks of 8 tokens or more, got 4; use"),
         (dict(head_dim=72), r"head dims \(64, 80, 96, 128, 256\), got 72"),
         (dict(heads=65), "up to 64 query heads on each KV head, got 65"),
     ],
@@ -179,12 +222,12 @@ def test_decode_and_prefill_through_the_api():
 def test_what_the_kernel_does_not_take_is_named(changes, message):
     case = small_case([10], **changes)
     with pytest.raises(ValueError, match=message):
-        paged_attention(*case.args(), scale=case.scale, backend="pallas")
+        paged_attention(*case.args(), **case.options(), backend="pallas")
 
 
 @needs_mosaic
 def test_a_group_fills_the_rows_of_a_product():
-    from pallas_kernels.mosaic_decode_kernel import ROWS
+    from pallas_kernels.mosaic_softmax import ROWS
 
     assert limits.MAX_GROUP == ROWS
 
@@ -216,9 +259,18 @@ def test_an_old_jax_is_told_to_use_xla():
 @pytest.mark.parametrize("block_size", [2, 8, 64, 256])
 @pytest.mark.parametrize(
     "heads,kv_heads,head_dim,dtype",
-    [(9, 3, 64, jnp.bfloat16), (32, 8, 128, jnp.float16), (8, 4, 256, jnp.bfloat16)],
+    [
+        (9, 3, 64, jnp.bfloat16),
+        (32, 8, 128, jnp.float16),
+        (8, 4, 256, jnp.bfloat16),
+        (9, 3, 64, INT8),
+        (32, 8, 128, E4M3),
+        (8, 4, 256, INT8),
+    ],
 )
 def test_lowers_for_cuda(dtype, block_size, heads, kv_heads, head_dim):
+    if dtype in (INT8, E4M3):
+        block_size = max(block_size, limits.LEAST_QUANTISED_BLOCK)
     case = small_case(
         [40],
         dtype=dtype,
@@ -228,7 +280,7 @@ def test_lowers_for_cuda(dtype, block_size, heads, kv_heads, head_dim):
         head_dim=head_dim,
     )
     attend = functools.partial(
-        paged_attention, scale=case.scale, backend="pallas", interpret=False
+        paged_attention, **case.options(), backend="pallas", interpret=False
     )
     text = (
         jax.jit(attend)
@@ -237,8 +289,10 @@ def test_lowers_for_cuda(dtype, block_size, heads, kv_heads, head_dim):
         .as_text()
     )
     assert "mosaic_gpu" in text
-    # The cache goes into the kernel as it is: only reshaped, never sliced or gathered.
+    # The cache goes into the kernel as it is: only reshaped, or read as another type,
+    # never sliced or gathered.
     cache = "x".join(map(str, case.k_cache.shape))
     uses = [line for line in text.splitlines() if f"tensor<{cache}x" in line]
+    as_it_is = ("func.func", "stablehlo.reshape", "stablehlo.bitcast_convert")
     for line in uses:
-        assert "func.func" in line or "stablehlo.reshape" in line, line
+        assert any(what in line for what in as_it_is), line

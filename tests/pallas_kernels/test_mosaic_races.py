@@ -19,25 +19,25 @@ if not compat.has_mosaic():
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import mosaic_decode_kernel as kernel
+from pallas_kernels import mosaic_ring, mosaic_softmax
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
 
 @pytest.fixture(autouse=True)
 def followed_reads(monkeypatch):
-    matmul = kernel._matmul
+    matmul = mosaic_softmax.matmul
 
     def matmul_with_reads(acc, a, b, **kwargs):
         matmul(acc, a, b, **kwargs)
         _ = a[...], b[...]
         plgpu.commit_smem()
 
-    monkeypatch.setattr(kernel, "_matmul", matmul_with_reads)
+    monkeypatch.setattr(mosaic_softmax, "matmul", matmul_with_reads)
     yield
     compat.reset_interpreter()
 
 
-def run(block_size=16):
+def run(block_size=16, dtype=jnp.bfloat16):
     """Runs 5 tiles through 2 stages; raises if a race was found."""
     case = make_case(
         [290],
@@ -45,12 +45,12 @@ def run(block_size=16):
         kv_heads=1,
         head_dim=64,
         block_size=block_size,
-        dtype=jnp.bfloat16,
+        dtype=dtype,
         padding=0,
     )
     attend = functools.partial(
         paged_attention_mosaic,
-        scale=case.scale,
+        **case.options(),
         splits=1,
         stages=2,
         interpret=compat.interpret_params(True, detect_races=True),
@@ -61,21 +61,29 @@ def run(block_size=16):
     np.testing.assert_allclose(out.astype(np.float64), oracle(case), atol=1e-2)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_no_race(block_size):
-    """On both of the producer's routes, through registers and straight."""
-    run(block_size)
+@pytest.mark.parametrize(
+    "block_size,dtype", [(4, jnp.bfloat16), (16, jnp.bfloat16), (16, jnp.int8)]
+)
+def test_no_race(block_size, dtype):
+    """Of a ring that wgmma reads, and of those that go through registers."""
+    run(block_size, dtype)
 
 
 @pytest.mark.parametrize(
-    "step,block_size",
-    [("_await", 16), ("_await_free", 16), ("_publish", 16), ("_await_free", 4)],
+    "step,block_size,dtype",
+    [
+        ("await_ready", 16, jnp.bfloat16),
+        ("await_free", 16, jnp.bfloat16),
+        ("publish", 16, jnp.bfloat16),
+        ("await_free", 4, jnp.bfloat16),
+        ("await_ready", 16, jnp.int8),
+    ],
 )
-def test_a_missing_step_is_noticed(monkeypatch, capfd, step, block_size):
+def test_a_missing_step_is_noticed(monkeypatch, capfd, step, block_size, dtype):
     """Without the wait for copies, the wait for readers, or the fence before TMA."""
-    monkeypatch.setattr(kernel, step, lambda *barrier: None)
+    monkeypatch.setattr(mosaic_ring, step, lambda *barrier: None)
     with pytest.raises((AssertionError, jax.errors.JaxRuntimeError)) as error:
-        run(block_size)
+        run(block_size, dtype)
     # jax 0.11 prints the race, and may then fail of it in another way; 0.12 raises it.
     printed = capfd.readouterr()
     assert "race" in f"{error.value}{printed.out}{printed.err}".lower()

@@ -9,7 +9,8 @@ from attention_cases import Chunk, make_case, oracle
 from pallas_kernels import QUERY_TILE, paged_attention
 from pallas_kernels.cpu.target import host_target
 
-BACKENDS = ("reference", "xla", *(("cpu",) if host_target() else ()))
+WITH_OPTIONS = ("reference", "xla")
+BACKENDS = (*WITH_OPTIONS, *(("cpu",) if host_target() else ()))
 
 
 def run(case, backend):
@@ -115,6 +116,36 @@ def test_bfloat16_cache(backend, q_dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+def test_a_cache_of_8_bits(backend, dtype, block_size):
+    case = make_case(
+        [257, 64, 1],
+        [Chunk(50, 21)],
+        block_size=block_size,
+        dtype=dtype,
+        q_dtype=jnp.float32,
+    )
+    check(case, backend)
+
+
+@pytest.mark.parametrize("backend", WITH_OPTIONS)
+@pytest.mark.parametrize("heads,kv_heads", [(4, 4), (12, 6), (8, 1)])
+def test_heads_of_a_cache_of_8_bits(backend, heads, kv_heads):
+    case = make_case(
+        [70, 20],
+        [Chunk(10, 18)],
+        heads=heads,
+        kv_heads=kv_heads,
+        dtype=jnp.int8,
+        q_dtype=jnp.float32,
+        soft_cap=3.0,
+        window=15,
+    )
+    check(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_large_scores_do_not_overflow(backend):
     case = make_case([100, 3], [Chunk(20, 5)])
     check(case._replace(q=case.q * 1e3), backend, atol=1e-4)
@@ -135,9 +166,6 @@ def test_traced_layer(backend):
         )
     )(jnp.int32(2))
     np.testing.assert_allclose(np.asarray(out), oracle(case), atol=2e-6, rtol=0)
-
-
-WITH_OPTIONS = ("reference", "xla")
 
 
 @pytest.mark.parametrize("backend", WITH_OPTIONS)

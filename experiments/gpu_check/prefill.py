@@ -1,0 +1,96 @@
+"""How fast a prompt's chunk is attended to, as a share of the tensor cores' speed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from experiments.aot.targets import TARGETS
+from experiments.gpu_check.problems import Problem, make_problem
+from experiments.gpu_check.timing import repeated, seconds_of
+from pallas_kernels import paged_attention
+from pallas_kernels.mosaic_decode import paged_attention_mosaic
+from pallas_kernels.mosaic_mixed import paged_attention_mixed
+
+# Tokens before the chunk, and in it.
+POINTS = ((0, 2048), (6144, 2048))
+BLOCK_SIZE = 16
+# Published, of all the GPUs that the kernels are for.
+PEAK = TARGETS["h100"].flops
+
+
+def compare(small: bool) -> Iterator[dict[str, Any]]:
+    """Yields what each contender does at each point.
+
+    Args:
+        small: whether to time one tiny point, for an interpreter.
+    """
+    shape = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
+    turns, repeats = (1, 1) if small else (10, 5)
+    for before, tokens in ((3, 9),) if small else POINTS:
+        problem = make_problem([], BLOCK_SIZE, chunks=[(before, tokens)], **shape)
+        for name, make in CONTENDERS.items():
+            if name in NOT_REHEARSED and small:
+                continue
+            row = dict(before=before, tokens=tokens, name=name)
+            try:
+                run = repeated(make(problem), turns)
+                seconds = seconds_of(run, problem.q, repeats=repeats) / turns
+            except Exception as error:
+                if name not in NOT_REHEARSED:
+                    raise
+                text = str(error).strip().splitlines() or [type(error).__name__]
+                yield row | dict(seconds=None, why_not=text[0][:120])
+                continue
+            share = problem.flops / seconds / PEAK
+            yield row | dict(
+                seconds=seconds, flops=problem.flops / seconds, share=share
+            )
+
+
+def _mixed(problem: Problem) -> Callable:
+    return lambda q: paged_attention_mixed(
+        q, *problem[1:3], 0, problem.metadata, scale=problem.scale
+    )
+
+
+def _rows(problem: Problem) -> Callable:
+    """Each token as a row of its own, as if it were a decode."""
+    return lambda q: paged_attention_mosaic(
+        q, *problem[1:3], 0, problem.metadata, scale=problem.scale
+    )
+
+
+def _xla(problem: Problem) -> Callable:
+    return lambda q: paged_attention(
+        q, *problem[1:3], 0, problem.metadata, scale=problem.scale, backend="xla"
+    )
+
+
+def _cudnn(problem: Problem) -> Callable:
+    """The attention of cuDNN, over keys and values side by side, with no pages."""
+    tokens = problem.q.shape[0]
+    if int(problem.metadata.lengths[0]) != 1:
+        raise ValueError("its causal mask is for a chunk at the start only")
+    blocks = problem.metadata.block_tables[0]
+    keys, values = (
+        x[0, blocks].reshape(1, -1, *x.shape[3:])[:, :tokens] for x in problem[1:3]
+    )
+    return lambda q: jax.nn.dot_product_attention(
+        q[None],
+        keys,
+        values,
+        scale=problem.scale,
+        is_causal=True,
+        implementation="cudnn",
+    )[0]
+
+
+CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
+    "pallas": _mixed,
+    "rows": _rows,
+    "xla": _xla,
+    "cudnn": _cudnn,
+}
+# Of others, which may refuse; and what is not worth interpreting.
+NOT_REHEARSED = ("rows", "cudnn")
