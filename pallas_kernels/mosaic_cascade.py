@@ -59,5 +59,8 @@ def join(own: Partials, shared: Partials, cascade: Cascade, heads: int) -> Parti
     starts = jnp.pad(cascade.starts, (0, num_tokens - cascade.starts.shape[0]))
     in_pass = starts[:, None, None, None] > 0
     top, total = jnp.where(in_pass, top, MASKED), jnp.where(in_pass, total, 0.0)
-    joined = zip(own, (out, top, total))
-    return tuple(jnp.concatenate(pair, axis=2) for pair in joined)
+    return (
+        jnp.concatenate((own[0], out), axis=2),
+        jnp.concatenate((own[1], top), axis=2),
+        jnp.concatenate((own[2], total), axis=2),
+    )

@@ -113,7 +113,8 @@ def thread_block(
         index = worker + turn * config.workers
         i, inner = lax.div(index, jnp.int32(each)), lax.rem(index, jnp.int32(each))
         head, side = lax.div(inner, jnp.int32(sides)), lax.rem(inner, jnp.int32(sides))
-        return Piece(*(ref[i] for ref in pieces[:-1]), head, side)
+        values = [ref[i] for ref in pieces[:-1]]
+        return Piece(*values, head=head, side=side)
 
     @pl.when(warpgroup == config.consumers)
     def _():

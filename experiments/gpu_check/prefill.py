@@ -25,7 +25,7 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
     Args:
         small: whether to time one tiny point, for an interpreter.
     """
-    shape = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
+    shape: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
     turns, repeats = (1, 1) if small else (10, 5)
     for before, tokens in ((3, 9),) if small else POINTS:
         problem = make_problem([], BLOCK_SIZE, chunks=[(before, tokens)], **shape)

@@ -116,7 +116,7 @@ def make_problem(
             at = np.arange(total)
             live[table[at // block_size], at % block_size] = True
         mask = jnp.asarray(live)[None]
-        if narrow:
+        if k_scales is not None and v_scales is not None:
             mask = mask[:, :, None]
             k_scales, v_scales = (
                 jnp.where(mask, x, jnp.nan) for x in (k_scales, v_scales)

@@ -68,7 +68,7 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
         small: whether to time one tiny point, for an interpreter.
     """
     turns, repeats = (1, 1) if small else (20, 5)
-    shape = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
+    shape: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
     for sequences, shared, own in (SMALL,) if small else POINTS:
         problem = make_problem([shared + own] * sequences, 16, shared=shared, **shape)
         seconds = functools.partial(seconds_of, repeats=repeats)

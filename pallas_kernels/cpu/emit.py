@@ -137,8 +137,9 @@ def _widen_e4m3(b: ir.IRBuilder, bits):
     shifted = b.shl(b.sext(bits, wide), constant(wide, 7))
     shifted = b.and_(shifted, constant(wide, 0xBF80 - (1 << 16)))
     # Its exponents are 8 below those of a float16.
-    value = b.fpext(b.bitcast(shifted, half), ir.VectorType(FLOAT, lanes))
-    return b.fmul(value, constant(value.type, 256.0))
+    kind = ir.VectorType(FLOAT, lanes)
+    value = b.fpext(b.bitcast(shifted, half), kind)
+    return b.fmul(value, constant(kind, 256.0))
 
 
 def fma(b: ir.IRBuilder, x, y, z):
