@@ -14,7 +14,10 @@ from pallas_kernels.mosaic_softmax import ROWS, Operands, Reach, attend, pass_by
 
 # Of each thread, by the number of consumers: three warpgroups share 65,536.
 PRODUCER_REGISTERS = {1: 96, 2: 24}
-CONSUMER_REGISTERS = 240
+CONSUMER_REGISTERS = {1: 240, 2: 240}
+# In 8 bits there are scales to copy, and values to widen.
+QUANTISED_PRODUCER_REGISTERS = {1: 96, 2: 48}
+QUANTISED_CONSUMER_REGISTERS = {1: 248, 2: 232}
 
 
 class Config(NamedTuple):
@@ -100,7 +103,7 @@ def thread_block(
 ) -> None:
     """The kernel: what one thread block does."""
     worker, warpgroup = lax.axis_index("worker"), lax.axis_index("warpgroup")
-    columns = buffers.out.shape[-1]
+    columns, narrow = buffers.out.shape[-1], config.tiles.quantised is not None
     sides = q_ref.shape[-1] // columns
     each = q_ref.shape[0] * sides
     work = pieces.number[0] * each
@@ -114,7 +117,8 @@ def thread_block(
 
     @pl.when(warpgroup == config.consumers)
     def _():
-        plgpu.set_max_registers(PRODUCER_REGISTERS[config.consumers], action="decrease")
+        registers = QUANTISED_PRODUCER_REGISTERS if narrow else PRODUCER_REGISTERS
+        plgpu.set_max_registers(registers[config.consumers], action="decrease")
 
         def read(turn, done):
             piece = piece_of(turn)
@@ -138,7 +142,8 @@ def thread_block(
 
     @pl.when(warpgroup < config.consumers)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        registers = QUANTISED_CONSUMER_REGISTERS if narrow else CONSUMER_REGISTERS
+        plgpu.set_max_registers(registers[config.consumers], action="increase")
         own = Operands(*(x if x is None else x.at[warpgroup] for x in buffers.operands))
 
         def compute(turn, done):
