@@ -19,8 +19,7 @@ from engines import (
 )
 
 from paged_jax import Field
-from paged_jax.budget import fit_memory
-from pallas_kernels.quantised_kv import bytes_per_vector
+from paged_jax.memory_plan import blocks_that_fit
 
 PREFIX = [40, 41, 42, 43, 44, 45, 46, 47, 48, 49]  # no multiple of 4 or 16
 
@@ -89,21 +88,19 @@ def test_company_preemption_and_sharing_change_nothing(name):
     assert_all_free(engine)
 
 
-def test_a_budget_holds_more_blocks():
-    model = tiny_model()
-    counts = {}
-    for kv_dtype in (None, "int8"):
-        config = make_engine(kv_dtype=kv_dtype).config
-        counts[kv_dtype] = fit_memory(model, config, 4_000_000).num_blocks
-    head_dim = model.config.head_dim
-    ratio = bytes_per_vector(head_dim, "float32") / bytes_per_vector(head_dim, "int8")
-    assert counts["int8"] == pytest.approx(ratio * counts[None], rel=0.02)
-
-
-def test_the_plan_counts_the_scales():
+def test_the_plan_counts_the_scales_and_a_budget_holds_more_blocks():
     engine = make_engine(kv_dtype="int8")
     plan, model = engine.memory_plan, tiny_model().config
     assert plan.kv_cache == engine.state.cache.nbytes
     assert plan.block == 4 * model.kv_bytes_per_token("int8")
     vectors = 2 * model.num_layers * model.num_kv_heads
     assert model.kv_bytes_per_token("int8") == vectors * (model.head_dim + 4)
+
+    def blocks(block):
+        return blocks_that_fit(
+            10**7, weights=plan.weights, activations=plan.activations, block=block
+        )
+
+    floats = 4 * model.kv_bytes_per_token()
+    ratio = 4 * model.head_dim / (model.head_dim + 4)
+    assert blocks(plan.block) == pytest.approx(ratio * blocks(floats), rel=0.01)
