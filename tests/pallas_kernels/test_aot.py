@@ -25,7 +25,7 @@ def test_decode_compiles_without_spills_and_keeps_the_memory_busy():
     ]
     rows = found["kernels"]
     assert {row["target"] for row in rows} == {"h200"}
-    assert len(rows) >= 12
+    assert len(rows) >= 16
     for row in rows:
         assert SCHEMA <= row.keys()
         assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
@@ -41,7 +41,8 @@ def test_writes_to_the_cache_are_in_place():
     )
     rows = found["kernels"]
     assert found["exit"] == 0, [(row["config"], faults(row)) for row in rows]
-    assert [row["name"] for row in rows] == ["write", "copy", "gather", "scatter"]
+    # Of a cache in 16 bits, and of one in 8 with scales.
+    assert [row["name"] for row in rows] == ["write", "copy", "gather", "scatter"] * 2
     for row in rows:
         in_place = row["name"] != "gather"
         assert (row["aliased_bytes"] == row["donated_bytes"] > 0) == in_place, row
