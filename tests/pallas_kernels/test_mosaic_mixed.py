@@ -200,3 +200,19 @@ def test_lowers_for_cuda(dtype, block_size, heads, kv_heads, head_dim):
     as_it_is = ("func.func", "stablehlo.reshape", "stablehlo.bitcast_convert")
     for line in uses:
         assert any(what in line for what in as_it_is), line
+
+
+@pytest.mark.parametrize("threads, consumers", [("2", 1), ("3", 1), ("4", 2)])
+def test_the_interpreter_has_as_many_warpgroups_as_threads(
+    monkeypatch, threads, consumers
+):
+    seen = []
+    monkeypatch.setenv("NPROC", threads)
+    monkeypatch.setattr(
+        mosaic_mixed,
+        "plan_shape",
+        lambda metadata, heads, count, workers: seen.append(count) or 1 / 0,
+    )
+    with pytest.raises(ZeroDivisionError):
+        check(small_case([1], []))
+    assert seen == [consumers]
