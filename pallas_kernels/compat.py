@@ -139,8 +139,8 @@ def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
 def interpreter_threads() -> int:
     """Returns how many threads XLA's CPU client has: NPROC, or the number of cores.
 
-    The interpreter's launch of a kernel holds one of them, and each warpgroup that waits
-    for a barrier another: with too few, one that is waited for may never start.
+    The interpreter holds one of them for a kernel, and one for each warpgroup that has
+    to wait at a barrier: with too few, one that is waited for may never start.
     """
     return int(os.environ.get("NPROC") or os.cpu_count() or 1)
 
