@@ -5,6 +5,7 @@ Imports nothing of Pallas at the top: the other backends work without it.
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,15 @@ def interpret_params(interpret: bool | None, **kwargs: Any) -> Any:
     if interpret is None:
         interpret = not makes_for_gpu()
     return plgpu.InterpretGPUParams(**kwargs) if interpret else False
+
+
+def interpreter_threads() -> int:
+    """Returns how many threads XLA's CPU client has: NPROC, or the number of cores.
+
+    The interpreter holds one of them for a kernel, and one for each warpgroup that has
+    to wait at a barrier: with too few, one that is waited for may never start.
+    """
+    return int(os.environ.get("NPROC") or os.cpu_count() or 1)
 
 
 def races_found() -> bool:

@@ -75,7 +75,8 @@ def paged_attention_mixed(
         soft_cap: see `api.paged_attention`.
         window: see `api.paged_attention`.
         workers: thread blocks; None takes one for each multiprocessor.
-        consumers: 1 or 2 warpgroups of 64 rows each; None chooses.
+        consumers: 1 or 2 warpgroups of 64 rows each; None chooses: what has room, and 1
+            where the interpreter has too few threads for 2.
         interpret: whether to interpret the kernel on the CPU; None interprets where
             jax has no GPU. Or a `plgpu.InterpretGPUParams`.
 
@@ -100,7 +101,10 @@ def paged_attention_mixed(
     if workers is None:
         workers = INTERPRETED_WORKERS if interpret else compat.multiprocessors()
     kv_dtype, dtype = k_cache.dtype, multiplied_dtype(k_cache.dtype)
-    consumers = consumers or choose_consumers(head_dim, block_size, kv_dtype)
+    if consumers is None:
+        consumers = choose_consumers(head_dim, block_size, kv_dtype)
+        if interpret and compat.interpreter_threads() < consumers + 2:
+            consumers = 1
     heads = num_heads // kv_heads
     unit = min(block_size, KV_TILE)
     per_block = block_size // unit

@@ -13,6 +13,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
 )
 
+# Interpreted kernels have up to three warpgroups, each on a thread of XLA's while it
+# waits: with two cores, and as many threads, one of them may never start.
+os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 6)))
+
 import hypothesis
 import mappings
 import pytest

@@ -608,7 +608,7 @@ def test_the_model_length_is_one_that_the_model_was_made_for(divisors, limit):
 @pytest.mark.parametrize(
     "model,changes,message",
     [
-        ({}, {}, "takes a 16-bit KV cache, bfloat16 or float16, got float32"),
+        ({}, {}, "a 16-bit KV cache, .* or a quantised one, .* got float32"),
         ({}, {"kv_dtype": "bfloat16"}, r"takes head dims \(64, .*, 256\), got 8;"),
         ({"head_dim": 72}, {"kv_dtype": "float16"}, "takes head dims .*, got 72;"),
     ],

@@ -25,7 +25,7 @@ def test_decode_compiles_without_spills_and_keeps_the_memory_busy():
     ]
     rows = found["kernels"]
     assert {row["target"] for row in rows} == {"h200"}
-    assert len(rows) >= 16
+    assert len(rows) >= 12
     for row in rows:
         assert SCHEMA <= row.keys()
         assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
@@ -41,8 +41,9 @@ def test_writes_to_the_cache_are_in_place():
     )
     rows = found["kernels"]
     assert found["exit"] == 0, [(row["config"], faults(row)) for row in rows]
-    # Of a cache in 16 bits, and of one in 8 with scales.
-    assert [row["name"] for row in rows] == ["write", "copy", "gather", "scatter"] * 2
+    # Of 16 bits, and of 8.
+    names = ["write", "copy", "gather", "scatter"]
+    assert [row["name"] for row in rows] == 2 * names
     for row in rows:
         in_place = row["name"] != "gather"
         assert (row["aliased_bytes"] == row["donated_bytes"] > 0) == in_place, row
