@@ -11,12 +11,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import mosaic_ring
 from pallas_kernels.mosaic_plan import ROW_UNIT, Pieces
-from pallas_kernels.mosaic_ring import KV_TILE, Ring, Tiles
+from pallas_kernels.mosaic_ring import Ring, Tiles
 from pallas_kernels.mosaic_softmax import ROWS, Operands, Reach, attend, pass_by
 
 # Of each thread, by the number of consumers. Three warpgroups start with 168 for each
 # thread, and share those.
-PRODUCER_REGISTERS = {1: 96, 2: 40}
+PRODUCER_REGISTERS = {1: 168, 2: 40}
 CONSUMER_REGISTERS = {1: 248, 2: 232}
 
 
@@ -173,14 +173,17 @@ def _compute(
     low = jnp.maximum(piece.length - (tiles.window or piece.length), 0)
 
     def lengths(row):
-        token = lax.div(row + before, heads)
-        return piece.length + jnp.minimum(token, jnp.maximum(piece.tokens - 1, 0))
+        # Past the item's tokens come rows that nobody looks at.
+        return piece.length + lax.div(row + before, heads)
 
-    reach = Reach(low, piece.end, lengths, leader=warpgroup == 0)
-    # No row's window may start inside an unmasked tile, nor any context end there.
-    unmasked = None
-    if not tiles.window:
-        unmasked = lax.div(piece.length, jnp.int32(KV_TILE)) - piece.start
+    reach = Reach(
+        low,
+        piece.end,
+        lengths,
+        # With a window, tiles that all rows see in full are few.
+        shortest=None if tiles.window else piece.length,
+        leader=warpgroup == 0,
+    )
     rows = _num_rows(piece, warpgroup, config)
 
     @pl.when(rows > 0)
@@ -194,7 +197,6 @@ def _compute(
             operands,
             tiles,
             done=done,
-            unmasked=unmasked,
         )
         state = out, top, total
         _store(read_piece(), warpgroup, state, operands, results, buffers, config)

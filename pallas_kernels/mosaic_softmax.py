@@ -73,6 +73,8 @@ class Reach(NamedTuple):
         low: i32[], what lies before it no row sees.
         length: i32[], what lies from it on no row sees.
         lengths: from numbers of rows, i32[...], to the tokens up to what each row sees.
+        shortest: i32[], the least of them, where it pays to tell apart tiles that all
+            rows see in full; else None.
         leader: bool[], whether this consumer clears the values that none of several
             consumers sees; the others wait for it.
     """
@@ -80,6 +82,7 @@ class Reach(NamedTuple):
     low: Any
     length: Any
     lengths: Callable[[Any], Any]
+    shortest: Any = None
     leader: Any = True
 
 
@@ -92,7 +95,6 @@ def attend(
     tiles: Tiles,
     *,
     done=0,
-    unmasked=None,
 ):
     """Attends to tiles `start` to `start + count` of a context.
 
@@ -104,8 +106,6 @@ def attend(
         operands: of this consumer, with queries.
         tiles: static choices.
         done: tiles that have gone through the ring before.
-        unmasked: how many tiles, from the first on, all rows see in full; None where
-            it does not pay to tell them apart.
 
     Returns:
         The sums of weighted values, f32[ROWS, columns]; the largest score, in units of
@@ -123,10 +123,11 @@ def attend(
         def mask(scores):
             return jnp.where(_is_visible(first, reach, tiles), scores, MASKED)
 
-        if unmasked is None:
+        if reach.shortest is None:
             scores = mask(scores)
         else:
-            scores = lax.cond(i < unmasked, lambda scores: scores, mask, scores)
+            in_full = first + KV_TILE <= reach.shortest
+            scores = lax.cond(in_full, lambda scores: scores, mask, scores)
         new_top = jnp.maximum(top, scores.max(axis=1))
         fade = jnp.exp2(top - new_top)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
