@@ -64,6 +64,7 @@ def alone(kv_dtype, backend="auto"):
     return [all_tokens(engine.generate([p], params)[0]) for p, params in REQUESTS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENGINES)
 def test_company_preemption_and_sharing_change_nothing(name):
     settings = ENGINES[name]

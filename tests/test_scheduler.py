@@ -99,6 +99,7 @@ def _peak(config, prompt, outputs):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_iteration_equals_the_oracle(system):
     config = small_config(**SYSTEMS[system])
