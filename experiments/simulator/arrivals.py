@@ -1,0 +1,49 @@
+"""When requests arrive: at random, in bursts, or as they were recorded."""
+
+import numpy as np
+
+from experiments.errors import UserError
+
+
+def poisson_arrivals(rng: np.random.Generator, count: int, rate: float) -> np.ndarray:
+    """Returns f64[N] seconds, ascending, of a Poisson process.
+
+    Args:
+      rng: source of randomness.
+      count: N.
+      rate: requests a second.
+    """
+    return gamma_arrivals(rng, count, rate, 1.0)
+
+
+def gamma_arrivals(
+    rng: np.random.Generator, count: int, rate: float, cv: float
+) -> np.ndarray:
+    """Returns f64[N] seconds, ascending, whose distances are gamma-distributed.
+
+    Args:
+      rng: source of randomness.
+      count: N.
+      rate: requests a second.
+      cv: coefficient of variation of the distances: 1 is a Poisson process, more comes
+        in bursts, less is more regular.
+
+    Raises:
+      UserError: a rate or a variation that is not above 0 and finite.
+    """
+    for name, value in (("rate", rate), ("cv", cv)):
+        if not 0 < value < float("inf"):
+            raise UserError(f"{name} is {value}; it must be above 0 and finite")
+    shape = 1.0 / cv**2
+    return np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), count))
+
+
+def stretch(arrivals: np.ndarray, rate: float) -> np.ndarray:
+    """Returns recorded arrivals, stretched to a mean rate.
+
+    Args:
+      arrivals: f64[N], seconds, ascending, not all the same.
+      rate: requests a second, from the first to the last.
+    """
+    span = arrivals[-1] - arrivals[0]
+    return (arrivals - arrivals[0]) * ((len(arrivals) - 1) / (rate * span))

@@ -1,0 +1,36 @@
+"""Accelerators, by the figures that their makers publish."""
+
+from typing import NamedTuple
+
+GIB = 2**30
+
+
+class Hardware(NamedTuple):
+    """One accelerator.
+
+    Attributes:
+      name: of the product.
+      memory_bytes: of its memory that a program can use.
+      bandwidth: bytes of it that can be read in a second.
+      flops: operations in a second in the dtype of the weights (16 bits), dense.
+      link_bandwidth: bytes a second that each sends to the others of its machine.
+      host_bandwidth: bytes a second between it and the host's memory, one way.
+    """
+
+    name: str
+    memory_bytes: float
+    bandwidth: float
+    flops: float
+    link_bandwidth: float
+    host_bandwidth: float
+
+
+# Bandwidth, arithmetic and links: NVIDIA's data sheets. Usable memory of the A100s: the
+# PagedAttention paper's set-up. The host's bandwidth is what PCIe 4 x16 reaches in the
+# paper's Fig 19a (12 to 13 GB/s), and twice that for PCIe 5.
+HARDWARE = {
+    "a100-40gb": Hardware("A100 40GB", 39.39 * GIB, 1555e9, 312e12, 300e9, 12.5e9),
+    "a100-80gb": Hardware("A100 80GB", 79.15 * GIB, 2039e9, 312e12, 300e9, 12.5e9),
+    "h100": Hardware("H100 SXM", 79.15 * GIB, 3352e9, 989.5e12, 450e9, 25e9),
+    "h200": Hardware("H200 SXM", 140.0 * GIB, 4800e9, 989.5e12, 450e9, 25e9),
+}

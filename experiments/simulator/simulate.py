@@ -1,0 +1,227 @@
+"""A simulated step, and the loop over them: the library's scheduler, and no model.
+
+What the engine does with a plan (grow, copy, preempt, end) is done by the same code;
+in place of the forward pass a cost model says how long the step takes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.simulator.clock import Time, advance, later, not_after
+from experiments.simulator.totals import add_step
+from experiments.simulator.work import Work, work_of
+from paged_jax.commit import commit
+from paged_jax.config import StepConfig
+from paged_jax.memory_managers import MemoryManager
+from paged_jax.preempt import VictimRule, latest_arrival
+from paged_jax.requests import RequestStatus, WaitingQueue, pop, push_back
+from paged_jax.sampling import Samples
+from paged_jax.scheduler import schedule
+from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.state import SchedulerState, has_work
+from paged_jax.step_log import write_log
+
+# (work of a step) -> seconds, f32[]; hashable.
+CostModel = Callable[[Work], jax.Array]
+
+
+class SimulatorProgram(NamedTuple):
+    """All that is static in a simulated step: a hashable argument of the jitted loop.
+
+    Attributes:
+      config: static settings, from `run.simulator_config`.
+      manager: the memory manager, `on_device()`.
+      costs: how long a step takes.
+      victim: which request to preempt when blocks run out.
+      together: whether a static batch returns its requests all at once, when its
+        longest has ended, and not each at its end.
+    """
+
+    config: StepConfig
+    manager: MemoryManager
+    costs: CostModel
+    victim: VictimRule = latest_arrival
+    together: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SimulatorState:
+    """The scheduler's state, and times.
+
+    Attributes:
+      scheduler: as in the engine. Of tokens only the first position is kept.
+      now: the clock.
+      arrival: Time[R + 1]. When each request arrives; it has a slot before that.
+      first_token: Time[R + 1]. When its first token was there.
+      ended: Time[R + 1]. When it was done.
+      pending: slots of requests that have not arrived, in order of arrival; of a group
+        the leader's.
+      window: i32[2]. Seconds from which on, and up to which, steps count.
+      totals: f32[NUM_TOTALS]. Sums over the steps that count.
+    """
+
+    scheduler: SchedulerState
+    now: Time
+    arrival: Time
+    first_token: Time
+    ended: Time
+    pending: WaitingQueue
+    window: jax.Array
+    totals: jax.Array
+
+
+def _next_start(state: SimulatorState) -> Time:
+    """Returns when the next step begins: now, or when something arrives to do."""
+    idle = ~has_work(state.scheduler) & (state.pending.count > 0)
+    waited = later(state.now, state.arrival[state.pending.first()])
+    return jax.tree.map(lambda a, b: jnp.where(idle, a, b), waited, state.now)
+
+
+def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
+    """Queues what has arrived by now; waits for the next one if there is no work."""
+    now = _next_start(state)
+    scheduler, requests = state.scheduler, state.scheduler.requests
+
+    def arrived(carry) -> jax.Array:
+        pending, _, _ = carry
+        return (pending.count > 0) & not_after(state.arrival[pending.first()], now)
+
+    def enter(carry):
+        pending, queue, status = carry
+        slot = pending.first()
+        if config.groups:
+            # By its number too: a free slot may still name an earlier group.
+            members = (requests.group == slot) & (
+                requests.arrival == requests.arrival[slot]
+            )
+            status = jnp.where(members, RequestStatus.WAITING, status)
+        else:
+            status = status.at[slot].set(RequestStatus.WAITING)
+        return pop(pending), push_back(queue, slot[None], jnp.int32(1)), status
+
+    pending, queue, status = jax.lax.while_loop(
+        arrived, enter, (state.pending, scheduler.queue, requests.status)
+    )
+    scheduler = dataclasses.replace(
+        scheduler, queue=queue, requests=dataclasses.replace(requests, status=status)
+    )
+    return dataclasses.replace(state, scheduler=scheduler, now=now, pending=pending)
+
+
+def _no_samples(config: StepConfig) -> Samples:
+    """Returns tokens that end nothing: a request ends at its length."""
+    rows = config.num_rows
+    none = jnp.zeros((rows, 0))
+    return Samples(
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, jnp.float32),
+        none.astype(jnp.int32),
+        none,
+        (),
+    )
+
+
+def _stamp(
+    program: SimulatorProgram,
+    state: SimulatorState,
+    before: Sequences,
+    started: Time,
+    iteration: jax.Array,
+) -> SimulatorState:
+    """Notes when requests had their first token, and when they ended.
+
+    Args:
+      program: the static part.
+      state: after the step, its clock too.
+      before: the sequences before the step.
+      started: when it began.
+      iteration: i32[], its number.
+    """
+    sequences, requests = state.scheduler.sequences, state.scheduler.requests
+    slot, null = sequences.request, requests.null
+    events = requests.timeline[slot]
+    first = jnp.where(events[:, 1] == iteration, slot, null)
+    first_token = state.first_token.put(first, state.now)
+    finished = sequences.status == SequenceStatus.FINISHED
+    if program.together:
+        gone = before.status == SequenceStatus.FINISHED
+        gone &= before.request != slot
+        ended = state.ended.put(jnp.where(gone, before.request, null), started)
+    else:
+        at = jnp.where(finished & (events[:, 2] == iteration), slot, null)
+        ended = state.ended.put(at, state.now)
+    return dataclasses.replace(state, first_token=first_token, ended=ended)
+
+
+def simulate_step(program: SimulatorProgram, state: SimulatorState) -> SimulatorState:
+    """Takes one step: arrivals, schedule, commit, and the clock goes on.
+
+    Args:
+      program: the static part.
+      state: the state; donate it.
+    """
+    config, manager = program.config, program.manager
+    state = _arrive(config, state)
+    before, iteration = state.scheduler.sequences, state.scheduler.iteration
+    scheduler, plan = schedule(config, manager, state.scheduler, program.victim)
+    work = work_of(config, scheduler, plan)
+    # A step that only retires has no forward pass.
+    seconds = jnp.where(work.tokens > 0, program.costs(work), 0.0)
+    line = scheduler.log_count
+    scheduler = write_log(config, manager, scheduler, plan)
+    row = scheduler.log[line]
+    if config.log_length == 1:
+        scheduler = dataclasses.replace(scheduler, log_count=jnp.int32(0))
+    if config.groups:
+        # The log has read the counts before forks change them, in place.
+        scheduler = jax.lax.optimization_barrier(scheduler)
+    scheduler = commit(config, scheduler, plan, _no_samples(config))
+    counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
+    counts &= state.now.whole < state.window[1]
+    started = state.now
+    state = dataclasses.replace(
+        state,
+        scheduler=scheduler,
+        now=advance(started, seconds),
+        totals=add_step(state.totals, row, seconds, counts),
+    )
+    return _stamp(program, state, before, started, iteration)
+
+
+def simulate_steps(
+    program: SimulatorProgram,
+    state: SimulatorState,
+    max_steps: jax.Array,
+    last: jax.Array,
+) -> SimulatorState:
+    """Takes steps until nothing is left to do, or the host has to bring requests.
+
+    Args:
+      program: the static part.
+      state: the state; donate it.
+      max_steps: i32[], at most so many.
+      last: bool[], whether no more requests will come. If more do, the loop ends
+        before a step by whose start another one may have arrived.
+    """
+
+    def goes_on(carry) -> jax.Array:
+        taken, state = carry
+        pending = state.pending
+        left = (pending.count > 0) | has_work(state.scheduler)
+        size = pending.slots.shape[0]
+        horizon = state.arrival[
+            pending.slots[(pending.head + pending.count - 1) % size]
+        ]
+        known = ~not_after(horizon, _next_start(state)) & (pending.count > 0)
+        return (taken < max_steps) & left & (last | known)
+
+    def body(carry):
+        taken, state = carry
+        return taken + 1, simulate_step(program, state)
+
+    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]

@@ -1,0 +1,118 @@
+"""The systems that the paper compares, and what they run on (its section 6.1)."""
+
+from typing import NamedTuple
+
+from experiments.errors import UserError
+from experiments.simulator.costs import Overheads, RooflineCosts
+from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.model_profiles import MODELS
+from experiments.simulator.run import make_program
+from experiments.simulator.simulate import SimulatorProgram
+from paged_jax.config import EngineConfig
+
+# Of all systems, as in the artifact.
+MAX_MODEL_LEN, TOKEN_BUDGET, MAX_SEQS, BLOCK_SIZE = 2048, 2560, 256, 16
+# Fitted to Fig 1, whose throughput at batch b is b / (26.24 ms + 0.419 ms b): what
+# reading the weights, and 320 slots for each sequence, leaves of the two.
+PAPER_OVERHEADS = Overheads(step_s=9.7e-3, row_s=0.25e-3)
+
+
+class Setup(NamedTuple):
+    """A model on some GPUs.
+
+    Attributes:
+      model: key of `MODELS`.
+      hardware: key of `HARDWARE`.
+      num_devices: GPUs.
+      num_blocks: KV blocks, as the paper's Table 1 gives them.
+      static_batch: most requests of a batch of FasterTransformer, by dataset.
+    """
+
+    model: str
+    hardware: str
+    num_devices: int
+    num_blocks: int
+    static_batch: dict[str, int]
+
+
+SETUPS = {
+    "opt-13b": Setup("opt-13b", "a100-40gb", 1, 983, {"sharegpt": 5, "alpaca": 14}),
+    "opt-66b": Setup("opt-66b", "a100-40gb", 4, 603, {"sharegpt": 2, "alpaca": 8}),
+    "opt-175b": Setup("opt-175b", "a100-80gb", 8, 3753, {"sharegpt": 24, "alpaca": 80}),
+}
+SYSTEMS = ("vllm", "orca_oracle", "orca_pow2", "orca_max", "ft")
+_MEMORY = {"orca_oracle": "oracle", "orca_pow2": "pow2", "orca_max": "max", "ft": "max"}
+
+
+def engine_config(
+    system: str,
+    setup: Setup,
+    *,
+    dataset: str = "sharegpt",
+    n: int = 1,
+    slots: int = 8192,
+) -> EngineConfig:
+    """Returns the rules of a system.
+
+    - `vllm`: paged memory, sharing, a watermark of 1%, whole prompts in steps of up to
+      2560 tokens, recompute for one sequence and swap for several.
+    - `orca_*`: reserves at admission, from a buddy allocator; nothing is shared and
+      nobody preempted; each of n sequences is one of its own.
+    - `ft`: batches at the level of requests, each run to its longest.
+
+    Args:
+      system: one of `SYSTEMS`.
+      setup: what it runs on.
+      dataset: `sharegpt` or `alpaca`, for `ft`.
+      n: sequences of a request.
+      slots: sequences that the simulator holds at once.
+
+    Raises:
+      UserError: no such system.
+    """
+    if system not in SYSTEMS:
+        raise UserError(f"system {system!r} is not one of {', '.join(SYSTEMS)}")
+    static = system == "ft"
+    seqs = setup.static_batch[dataset] * n if static else MAX_SEQS
+    return EngineConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=setup.num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        max_seqs=seqs,
+        max_requests=slots,
+        max_prefixes=0,
+        max_n=n,
+        token_budget=seqs * MAX_MODEL_LEN if static else TOKEN_BUDGET,
+        chunked_prefill=False,
+        watermark=0.01,
+        spare_blocks=0,
+        memory=_MEMORY.get(system, "paged"),
+        batching="static" if static else "continuous",
+        sharing=system == "vllm",
+    )
+
+
+def program(
+    system: str,
+    setup: Setup,
+    config: EngineConfig,
+    overheads: Overheads = PAPER_OVERHEADS,
+) -> SimulatorProgram:
+    """Returns the simulation of a system.
+
+    Args:
+      system: one of `SYSTEMS`.
+      setup: what it runs on.
+      config: from `engine_config`.
+      overheads: of the software.
+    """
+    static = system == "ft"
+    costs = RooflineCosts(
+        MODELS[setup.model],
+        HARDWARE[setup.hardware],
+        setup.num_devices,
+        config.block_size,
+        overheads,
+        padded=static,
+    )
+    return make_program(config, costs, together=static)

@@ -1,0 +1,74 @@
+"""What a step has to do, in numbers: all that a cost model sees of it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paged_jax.config import StepConfig
+from paged_jax.scheduler import Plan
+from paged_jax.state import SchedulerState, active_rows
+from paged_jax.swap import SwapSpace
+
+
+class Work(NamedTuple):
+    """One step's work, f32[] each.
+
+    Attributes:
+      rows: sequences that compute anything.
+      tokens: tokens that are computed.
+      sampled: tokens that are generated.
+      context: slots that attention reads, each once a sequence.
+      pairs: pairs of a query and a key that it may see.
+      members: sequences of the batch, ended ones of a static batch included.
+      longest_chunk: most tokens that a sequence computes.
+      longest_context: most slots of a sequence, those of this step included.
+      copied_blocks: copied on write.
+      swapped_in_blocks: brought back from the host.
+      swapped_out_blocks: moved to it.
+    """
+
+    rows: jax.Array
+    tokens: jax.Array
+    sampled: jax.Array
+    context: jax.Array
+    pairs: jax.Array
+    members: jax.Array
+    longest_chunk: jax.Array
+    longest_context: jax.Array
+    copied_blocks: jax.Array
+    swapped_in_blocks: jax.Array
+    swapped_out_blocks: jax.Array
+
+
+def work_of(config: StepConfig, state: SchedulerState, plan: Plan) -> Work:
+    """Counts the work of a step.
+
+    Args:
+      config: static settings.
+      state: scheduler's state after planning, before the lengths are counted up.
+      plan: the step's plan.
+    """
+    sequences = state.sequences
+    computes = plan.chunk > 0
+    chunk = plan.chunk.astype(jnp.float32)
+    end = (sequences.length + plan.chunk).astype(jnp.float32)
+    active = active_rows(sequences)
+    ins = outs = jnp.float32(0)
+    if isinstance(state.swap, SwapSpace):
+        ins, outs = state.swap.ins.count, state.swap.outs.count
+    counts = Work(
+        rows=jnp.sum(computes),
+        tokens=jnp.sum(chunk),
+        sampled=jnp.sum(plan.samples),
+        context=jnp.sum(jnp.where(computes, end, 0)),
+        # Token i of a chunk of c that ends at e sees e - c + i tokens, i from 1.
+        pairs=jnp.sum(chunk * end - chunk * (chunk - 1) / 2),
+        members=jnp.sum(active),
+        longest_chunk=jnp.max(chunk),
+        longest_context=jnp.max(jnp.where(active, end, 0)),
+        copied_blocks=plan.copies.count if config.sharing else jnp.float32(0),
+        swapped_in_blocks=ins,
+        swapped_out_blocks=outs,
+    )
+    return Work(*(jnp.asarray(count, jnp.float32) for count in counts))
