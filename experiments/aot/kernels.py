@@ -198,28 +198,19 @@ def decode_case(
         config += " cascade"
     heads, kv_heads = HEADS[head_dim]
 
-    def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
+    make_cascade = None
+    if cascade:
         group = heads // kv_heads
-        return paged_attention_mosaic(
-            q,
-            k_cache,
-            v_cache,
-            1,
-            metadata,
-            scale=head_dim**-0.5,
-            window=window,
-            soft_cap=soft_cap,
-            k_scales=k_scales,
-            v_scales=v_scales,
-            cascade=find_cascade(metadata, block_size=block_size, group=group)
-            if cascade
-            else None,
+        make_cascade = functools.partial(
+            find_cascade, block_size=block_size, group=group
         )
 
     return Case(
         name="decode",
         config=config,
-        function=attend,
+        function=_attention(
+            paged_attention_mosaic, head_dim, window, soft_cap, make_cascade
+        ),
         # A number of its own, so that a cascade has no kernel of another case.
         args=_attention_args(
             head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
@@ -248,8 +239,30 @@ def mixed_case(
     consumers = choose_consumers(head_dim, block_size, dtype)
     stages = choose_stages(head_dim, block_size, consumers, dtype)
 
+    return Case(
+        name="mixed",
+        config=config,
+        function=_attention(paged_attention_mixed, head_dim, window, soft_cap),
+        args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
+        in_flight=stages * stage_bytes(head_dim, dtype),
+        covering=config in MIXED_COVERING,
+    )
+
+
+def _attention(
+    kernel: Callable[..., jax.Array],
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+    make_cascade: Callable[..., Any] | None = None,
+) -> Callable[..., jax.Array]:
+    """Returns what attends with a kernel, in the second of two layers."""
+
     def attend(q, k_cache, v_cache, metadata, k_scales=None, v_scales=None):
-        return paged_attention_mixed(
+        options: dict[str, Any] = {}
+        if make_cascade is not None:
+            options["cascade"] = make_cascade(metadata)
+        return kernel(
             q,
             k_cache,
             v_cache,
@@ -260,16 +273,10 @@ def mixed_case(
             soft_cap=soft_cap,
             k_scales=k_scales,
             v_scales=v_scales,
+            **options,
         )
 
-    return Case(
-        name="mixed",
-        config=config,
-        function=attend,
-        args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
-        in_flight=stages * stage_bytes(head_dim, dtype),
-        covering=config in MIXED_COVERING,
-    )
+    return attend
 
 
 def _attention_args(

@@ -11,6 +11,7 @@ from typing import Any
 from experiments.engine_bench import engines
 from experiments.engine_bench.workload import KV_TOKENS, Request
 from experiments.machine_speed import Speed
+from experiments.simulator.model_profiles import profile_of
 from paged_jax.models.config import ModelConfig
 
 # XLA's large product comes near the machine's limit in this dtype only.
@@ -54,17 +55,15 @@ def least_seconds(
       requests: what is asked.
       speed: of the machine.
     """
-    widths = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer = config.hidden_size * (
-        2 * widths[0] + 2 * widths[1] + 3 * config.intermediate_size
-    )
-    layers, head = layer * config.num_layers, config.hidden_size * config.vocab_size
+    profile = profile_of("", config)
+    layers, head = profile.layer_weights * config.num_layers, profile.head_weights
     outputs = sum(request.max_tokens for request in requests)
     fed = sum(len(r.prompt) + r.max_tokens - 1 for r in requests)
     # Token i of a sequence attends to i tokens: scores, and sums of values.
     attended = sum(math.comb(len(r.prompt) + r.max_tokens, 2) for r in requests)
     flops = 2 * (layers * fed + head * outputs)
-    flops += 4 * widths[0] * config.num_layers * attended
+    width = config.num_heads * config.head_dim
+    flops += 4 * width * config.num_layers * attended
     # Slots that are held, summed over steps: the budget has so many in each.
     held = sum(
         len(r.prompt) * r.max_tokens + math.comb(r.max_tokens, 2) for r in requests

@@ -90,18 +90,3 @@ class RooflineCosts:
         devices = self.num_devices
         computing = flops / (self.hardware.flops * devices)
         return jnp.maximum(computing, nbytes / (self.hardware.bandwidth * devices))
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitCosts:
-    """Every step takes as long as every other; a `simulate.CostModel`.
-
-    Attributes:
-      step_s: seconds.
-    """
-
-    step_s: float = 1.0
-
-    def __call__(self, work: Work) -> jax.Array:
-        """Returns the seconds of a step, f32[]."""
-        return jnp.float32(self.step_s) + 0.0 * work.tokens

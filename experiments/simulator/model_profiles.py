@@ -2,6 +2,11 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
+from experiments.smollm2_shape import SMOLLM2
+from paged_jax.models.config import ModelConfig
+
 
 class ModelProfile(NamedTuple):
     """What a simulation needs to know of a model.
@@ -75,6 +80,23 @@ class ModelProfile(NamedTuple):
         return max(layer, 2 * self.vocab_size) * self.itemsize
 
 
+def profile_of(name: str, config: ModelConfig) -> ModelProfile:
+    """Returns the profile of a model that the engine can run."""
+    return ModelProfile(
+        name,
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        gated=True,
+        vocab_size=config.vocab_size,
+        tied=config.tie_embeddings,
+        itemsize=jnp.dtype(config.dtype).itemsize,
+    )
+
+
 def _opt(name: str, hidden_size: int, num_layers: int, num_heads: int) -> ModelProfile:
     return ModelProfile(
         name,
@@ -105,7 +127,5 @@ MODELS = {
     "llama-3-70b": ModelProfile(
         "Llama-3-70B", 8192, 80, 64, 8, 128, 28672, True, 128256, False
     ),
-    "smollm2-135m": ModelProfile(
-        "SmolLM2-135M", 576, 30, 9, 3, 64, 1536, True, 49152, True
-    ),
+    "smollm2-135m": profile_of("SmolLM2-135M", SMOLLM2),
 }

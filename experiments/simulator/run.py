@@ -23,7 +23,7 @@ from experiments.simulator.simulate import (
     simulate_steps,
 )
 from experiments.simulator.totals import NUM_TOTALS, summarise_totals
-from experiments.simulator.trace import Trace, pieces
+from experiments.simulator.trace import Trace
 from paged_jax.config import EngineConfig, StepConfig
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.preempt import VictimRule, latest_arrival
@@ -41,7 +41,7 @@ class Results(NamedTuple):
 
     Attributes:
       arrival: f64[N]. Seconds, of the requests in the order of their arrival.
-      first_token: f64[N]. When the first token of the first sequence was there.
+      first_token: f64[N]. When the first token was there; NaN if rejected.
       ended: f64[N]. When all sequences were done; NaN if rejected.
       output_len: i64[N]. Tokens generated, of the longest sequence.
       rejected: requests that can never fit.
@@ -98,9 +98,10 @@ def simulator_config(config: EngineConfig, log_length: int = 1) -> StepConfig:
     Raises:
       UserError: settings that need the tokens themselves.
     """
-    for name in ("prefix_caching",):
-        if getattr(config, name):
-            raise UserError(f"engine.{name} is on; a simulation has no tokens to find")
+    if config.prefix_caching:
+        raise UserError(
+            "engine.prefix_caching is on; a simulation has no tokens to find by"
+        )
     if config.max_beam_width > 1:
         raise UserError(
             f"engine.max_beam_width is {config.max_beam_width}; a simulation has no "
@@ -205,8 +206,8 @@ def simulate(
     Raises:
       UserError: requests that are too long, or too many at once for the slots.
     """
-    source = iter(pieces(trace, len(trace)) if isinstance(trace, Trace) else trace)
-    host = _Host(config, program, source)
+    source = [trace] if isinstance(trace, Trace) else trace
+    host = _Host(config, program, (piece for piece in source if len(piece)))
     state = init_simulator(config, program, window)
     totals = np.zeros(NUM_TOTALS)
     log: list[np.ndarray] = []
@@ -256,10 +257,10 @@ class _Host:
         self._number = 0  # of the next request
         # Of each slot, the request and the sequence that it holds; -1: it is free.
         self._request = np.full(self._slots, -1)
-        self._done = np.zeros(0, bool)
         self._columns: list[list[np.ndarray]] = [[], [], []]
         self.steps = 0
-        self._times = [np.zeros(0), np.zeros(0)]
+        # When requests had their first token, and ended; with room to spare.
+        self._first, self._ended = np.full(self._slots, np.inf), np.zeros(self._slots)
         self._rejected = 0
 
     @property
@@ -298,9 +299,10 @@ class _Host:
         self._request[slots] = np.repeat(numbers, n)
         for column, values in zip(self._columns, (arrival, prompt, output.max(axis=1))):
             column.append(values)
-        self._times = [
-            np.concatenate([times, np.zeros(count)]) for times in self._times
-        ]
+        if self._number > len(self._first):
+            more = self._number  # twice as many: in all, each is copied once or twice
+            self._first = np.append(self._first, np.full(more, np.inf))
+            self._ended = np.append(self._ended, np.zeros(more))
         limit = self._config.max_model_len
         prompt_of = np.repeat(prompt, n)
         outputs = output.reshape(-1)
@@ -360,14 +362,10 @@ class _Host:
         numbers = self._request[slots]
         first, ended = to_seconds(state.first_token), to_seconds(state.ended)
         rejected = status[slots] == RequestStatus.REJECTED
-        np.maximum.at(self._times[1], numbers, ended[slots])
-        starts = self._times[0]
-        starts[numbers] = np.where(
-            starts[numbers] > 0,
-            np.minimum(starts[numbers], first[slots]),
-            first[slots],
-        )
-        self._times[1][numbers[rejected]] = np.nan
+        np.maximum.at(self._ended, numbers, ended[slots])
+        np.minimum.at(self._first, numbers, first[slots])
+        for times in (self._first, self._ended):
+            times[numbers[rejected]] = np.nan
         self._rejected += int(rejected.sum())
         self._request[slots] = -1
         return len(slots)
@@ -380,7 +378,7 @@ class _Host:
             np.concatenate(c) if c else np.zeros(0) for c in self._columns
         )
         config = self._program.config
-        first, ended = self._times
+        first, ended = self._first[: self._number], self._ended[: self._number]
         return Results(
             arrival=arrival,
             first_token=first,

@@ -13,7 +13,7 @@ from pallas_kernels import compat, limits, paged_attention
 if not compat.has_mosaic():
     pytest.skip("the pallas backend needs jax >= 0.11", allow_module_level=True)
 
-from pallas_kernels import mosaic_mixed
+from pallas_kernels import mosaic_mixed, mosaic_step
 from pallas_kernels.mosaic_mixed import choose_consumers, paged_attention_mixed
 from pallas_kernels.mosaic_softmax import ROWS
 
@@ -144,7 +144,7 @@ def test_a_step_with_room_for_prefill_is_one_launch_of_this_kernel(monkeypatch):
         asked.append(kwargs)
         return paged_attention_mixed(*args, **kwargs)
 
-    monkeypatch.setattr(mosaic_mixed, "paged_attention_mixed", spy)
+    monkeypatch.setattr(mosaic_step, "paged_attention_mixed", spy)
     attend = functools.partial(paged_attention, **case.options(), backend="pallas")
     jaxpr = jax.make_jaxpr(attend, static_argnums=3)(*case.args())
     assert len(asked) == 1

@@ -17,24 +17,11 @@ from pallas_kernels import compat
 if not compat.has_mosaic():
     pytest.skip("the pallas backend needs jax >= 0.11", allow_module_level=True)
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import mosaic_ring, mosaic_softmax
+from pallas_kernels import mosaic_ring
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
-
-@pytest.fixture(autouse=True)
-def followed_reads(monkeypatch):
-    matmul = mosaic_softmax.matmul
-
-    def matmul_with_reads(acc, a, b, **kwargs):
-        matmul(acc, a, b, **kwargs)
-        _ = a[...], b[...]
-        plgpu.commit_smem()
-
-    monkeypatch.setattr(mosaic_softmax, "matmul", matmul_with_reads)
-    yield
-    compat.reset_interpreter()
+pytestmark = pytest.mark.usefixtures("followed_reads")
 
 
 def run(block_size=16, dtype=jnp.bfloat16):

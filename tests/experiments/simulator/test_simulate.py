@@ -8,14 +8,25 @@ import pytest
 from engines import greedy, make_engine
 
 from experiments.errors import UserError
-from experiments.simulator.costs import UnitCosts
 from experiments.simulator.plain import simulate_plain
 from experiments.simulator.run import make_program, simulate
 from experiments.simulator.trace import Trace, pieces
 from paged_jax import EngineConfig, SamplingParams
 from paged_jax.step_log import Field
 
-UNIT = UnitCosts(1.0)
+
+@dataclasses.dataclass(frozen=True)
+class PerToken:
+    """Costs that a test can add up by hand."""
+
+    step_s: float
+    token_s: float
+
+    def __call__(self, work):
+        return self.step_s + self.token_s * work.tokens
+
+
+UNIT = PerToken(1.0, 0.0)
 
 
 def make_trace(count, n=1, seed=0, longest=20, rate=None):
@@ -219,12 +230,3 @@ def test_a_simulation_in_plain_python_gives_the_same(changes, rate):
     assert found.steps == steps
     if rate == 2.0:
         assert found.means["preemptions"] > 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PerToken:
-    step_s: float
-    token_s: float
-
-    def __call__(self, work):
-        return self.step_s + self.token_s * work.tokens
