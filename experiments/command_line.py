@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib.util
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.base_config import PRESETS
 from experiments.errors import UserError
+from experiments.workers import LAUNCHERS
 from paged_jax.engine import MAX_SEED
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 DEFAULT_CONFIG = "headline"
 
+_FLAGS = ("sweep", "out", "seed", "resume", "workers", "launcher", "list")
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)(=|$)")
 
 
@@ -33,6 +36,8 @@ class Command:
       overridden: keys that were given as `--config.KEY=...`.
       out: results folder; None for a new one with a default name.
       resume: whether to go on with a results folder.
+      workers: processes of a study; 0: as many as there are cores.
+      launcher: where a study runs.
       list_configs: whether to list the configurations and do nothing else.
       argv: the command as it was typed, without the program.
     """
@@ -44,8 +49,15 @@ class Command:
     overridden: tuple[str, ...]
     out: Path | None
     resume: bool
+    workers: int
+    launcher: str
     list_configs: bool
     argv: tuple[str, ...]
+
+    @property
+    def again(self) -> str:
+        """The command that runs the same once more."""
+        return command_of(self.argv)
 
 
 def parse(argv: list[str]) -> Command:
@@ -98,9 +110,23 @@ def parse(argv: list[str]) -> Command:
         overridden=tuple(overridden),
         out=Path(values.out) if values.out else None,
         resume=values.resume,
+        workers=values.workers,
+        launcher=values.launcher,
         list_configs=values.list,
         argv=tuple(argv),
     )
+
+
+def command_of(words: Iterable[str]) -> str:
+    """Returns the command with these words, without what names a results folder."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name = word.lstrip("-").split("=")[0] if word.startswith("-") else ""
+        if not skip and name not in ("out", "resume", "noresume"):
+            kept.append(word)
+        skip = name == "out" and "=" not in word
+    return shlex.join(["python", "-m", "experiments.run", *kept])
 
 
 def load_config(path: Path, preset: str) -> ConfigDict:
@@ -177,6 +203,20 @@ def _define(values: flags.FlagValues) -> None:
         "Go on with the folder --out, or the newest one of this experiment.",
         flag_values=values,
     )
+    flags.DEFINE_integer(
+        "workers",
+        0,
+        "Processes that simulate side by side; default one for each core.",
+        lower_bound=0,
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "launcher",
+        "processes",
+        LAUNCHERS,
+        "Where simulations run: processes here, or ray (its cluster, or a local one).",
+        flag_values=values,
+    )
     flags.DEFINE_bool("list", False, "List the configurations.", flag_values=values)
 
 
@@ -186,10 +226,7 @@ def _help(values: flags.FlagValues) -> str:
         "  --config: configs/NAME.py or NAME; default headline.\n"
         "  --config.KEY=VALUE: a setting, such as --config.engine.block_size=32.\n"
         f"  --preset: {' or '.join(PRESETS)}; default quick.\n"
-        + "\n".join(
-            f"  --{name}: {values[name].help}"
-            for name in ("sweep", "out", "seed", "resume", "list")
-        )
+        + "\n".join(f"  --{name}: {values[name].help}" for name in _FLAGS)
     )
 
 

@@ -28,11 +28,8 @@ def render(
       description: what the experiment is, in a line.
       swept: keys of the sweep.
     """
-    environment = jinja2.Environment(
-        loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined
-    )
     rows, claims = summary["rows"], summary["claims"]
-    return environment.get_template("report.html.jinja").render(
+    return _template("report.html.jinja").render(
         name=summary["experiment"],
         description=description,
         about=_about(summary["config"], summary["environment"], set(swept)),
@@ -43,25 +40,62 @@ def render(
         traffic_columns=tables.TRAFFIC,
         traffic=tables.traffic_rows(rows),
         gains=tables.gain_rows(rows, swept),
-        claims=[
-            {
-                **claim,
-                "expected": tables.expected(claim),
-                "found": tables.number(claim["measured"]),
-            }
-            for claim in claims
-        ],
-        held=sum(claim["holds"] for claim in claims),
-        figures=[
-            {"caption": caption, "uri": _data_uri(png), "name": name}
-            for name, (caption, png) in figures.items()
-        ],
+        claims=_claims(claims),
+        held=sum(claim["holds"] is True for claim in claims),
+        figures=_figures(figures),
         workloads=_workloads(rows),
         memory_plan=rows[0]["details"]["memory_plan"] if rows else [],
         config=json.dumps(summary["config"], indent=2),
         environment=json.dumps(summary["environment"], indent=2),
         command=command,
     )
+
+
+def render_study(
+    summary: dict[str, Any],
+    figures: dict[str, tuple[str, bytes]],
+    command: str,
+    description: str = "",
+) -> str:
+    """Returns the report of studies as HTML, all values escaped; see `render`."""
+    claims = summary["claims"]
+    return _template("study_report.html.jinja").render(
+        name=summary["experiment"],
+        description=description,
+        claims=_claims(claims),
+        held=sum(claim["holds"] is True for claim in claims),
+        judged=sum(claim["holds"] is not None for claim in claims),
+        figures=_figures(figures),
+        config=json.dumps(summary["config"], indent=2),
+        environment=json.dumps(summary["environment"], indent=2),
+        command=command,
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(name)
+
+
+def _claims(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **claim,
+            "expected": tables.expected(claim),
+            "found": tables.number(claim["measured"]),
+            "difference": tables.difference(claim),
+        }
+        for claim in claims
+    ]
+
+
+def _figures(figures: dict[str, tuple[str, bytes]]) -> list[dict[str, str]]:
+    return [
+        {"caption": caption, "uri": _data_uri(png), "name": name}
+        for name, (caption, png) in figures.items()
+    ]
 
 
 def _about(

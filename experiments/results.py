@@ -122,18 +122,31 @@ class ResultsFolder:
         Raises:
           UserError: they cannot be written.
         """
-        row = {"key": cell.key} | row
         with _WriteErrors(self.path):
             lines = [json.dumps(_output_line(served)) for served in run.served]
             _write(self.path / "outputs" / f"{cell.key}.jsonl", "\n".join(lines) + "\n")
             buffer = io.BytesIO()
             np.savez_compressed(buffer, log=run.log, times=run.log_times)
             _write_bytes(self.path / "logs" / f"{cell.key}.npz", buffer.getvalue())
+        self.add_row(cell.key, row)
+
+    def add_row(self, key: str, row: dict[str, Any]) -> None:
+        """Keeps a row, safe on disk when this returns.
+
+        Args:
+          key: of the cell, or of whatever the row is about.
+          row: its line of `cells.jsonl`, without the key.
+
+        Raises:
+          UserError: it cannot be written.
+        """
+        row = {"key": key} | row
+        with _WriteErrors(self.path):
             with (self.path / _CELLS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        self.rows[cell.key] = row
+        self.rows[key] = row
 
     def discard_if_unused(self) -> None:
         """Takes a new folder without any results away, so that its name is free."""
@@ -177,6 +190,27 @@ class ResultsFolder:
     def environment(self) -> dict[str, Any]:
         """Returns the environment of the run, resumptions included."""
         return json.loads((self.path / "environment.json").read_text("utf-8"))
+
+
+def open_folder(
+    out: Path | None, resume: bool, asked: dict[str, Any], where: dict[str, Any]
+) -> ResultsFolder:
+    """Opens the folder of a command: a new one, or one to go on with.
+
+    Args:
+      out: which one; None for the newest of the experiment, or a new one.
+      resume: whether to go on.
+      asked: what defines the experiment, with its name as `experiment`.
+      where: the environment.
+
+    Raises:
+      UserError: it is in use, cannot be written, or holds something else.
+    """
+    if resume:
+        path = out or newest_folder(asked["experiment"])
+        return ResultsFolder.resume(path, asked, where)
+    path = out or default_folder(asked["experiment"])
+    return ResultsFolder.create(path, asked, where)
 
 
 def default_folder(name: str) -> Path:

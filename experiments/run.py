@@ -15,6 +15,7 @@ from experiments import figures, report, sharing_figures, tables
 from experiments.claims import check_claims
 from experiments.command_line import (
     Command,
+    command_of,
     config_files,
     first_line,
     flat,
@@ -25,8 +26,9 @@ from experiments.errors import UserError
 from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
 from experiments.models import load_model
-from experiments.results import ResultsFolder, default_folder, newest_folder
+from experiments.results import ResultsFolder, open_folder
 from experiments.serving import run_cell
+from experiments.studies.run import StudyExperiment
 from experiments.sweep import NAMING, Cell, expand, parse_sweeps
 from experiments.token_check import (
     Difference,
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     console = Console(highlight=False)
     words = sys.argv[1:] if argv is None else argv
-    experiment: Experiment | None = None
+    experiment: Experiment | StudyExperiment | None = None
     try:
         command = parse(words)
         if command.list_configs:
@@ -64,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{name:17} {first_line(path)}")
             return 0
         with Interrupts() as interrupts:
-            experiment = Experiment(command, console, interrupts)
+            kind = StudyExperiment if "studies" in command.config else Experiment
+            experiment = kind(command, console, interrupts)
             experiment.run()
         return 0
     except (UserError, ConfigError, RequestError, CheckpointError) as error:
@@ -95,6 +98,12 @@ class Experiment:
         self._console = console
         self._interrupts = interrupts
         config = command.config
+        for name, default in (("workers", 0), ("launcher", "processes")):
+            if getattr(command, name) != default:
+                raise UserError(
+                    f"--{name}={getattr(command, name)}: this experiment times an "
+                    "engine, and its cells run one after the other; leave it out"
+                )
         values = flat(config)
         self._name, self._claims = str(values["name"]), str(values["claims"])
         sweeps = parse_sweeps(config, values["sweep"]) | parse_sweeps(
@@ -139,11 +148,7 @@ class Experiment:
             "cells": [cell.key for cell in self.cells],
             "config": json.loads(command.config.to_json_best_effort()),
         }
-        if command.resume:
-            path = command.out or newest_folder(self._name)
-            return ResultsFolder.resume(path, asked, describe())
-        path = command.out or default_folder(self._name)
-        return ResultsFolder.create(path, asked, describe())
+        return open_folder(command.out, command.resume, asked, describe())
 
     def _progress(self) -> Progress:
         return Progress(
@@ -244,8 +249,9 @@ class Experiment:
         for name, (_, png) in drawn.items():
             folder.write_figure(name, png)
         description = first_line(self._command.config_path)
-        again = _command(self._command.argv)
-        html = report.render(summary, drawn, again, description, self._swept)
+        html = report.render(
+            summary, drawn, self._command.again, description, self._swept
+        )
         folder.write_text("report.html", html)
 
         console = self._console
@@ -329,26 +335,16 @@ def _enable_compilation_cache() -> None:
         raise UserError(str(error)) from None
 
 
-def _command(words: Iterable[str]) -> str:
-    """Returns the command with these words, without what names a results folder."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        name = word.lstrip("-").split("=")[0] if word.startswith("-") else ""
-        if not skip and name not in ("out", "resume", "noresume"):
-            kept.append(word)
-        skip = name == "out" and "=" not in word
-    return shlex.join(["python", "-m", "experiments.run", *kept])
-
-
-def _interrupted(experiment: Experiment | None, words: list[str]) -> str:
+def _interrupted(
+    experiment: Experiment | StudyExperiment | None, words: list[str]
+) -> str:
     """Says what is kept and how to go on."""
     if experiment is None or experiment.folder is None:
         return "interrupted before anything was run"
     path, done = experiment.folder.path, len(experiment.folder.rows)
     return (
         f"interrupted; {done} of {len(experiment.cells)} cells are kept in {path}; go "
-        f"on with: {_command(words)} {shlex.quote(f'--out={path}')} --resume"
+        f"on with: {command_of(words)} {shlex.quote(f'--out={path}')} --resume"
     )
 
 

@@ -193,16 +193,27 @@ def claims_table(claims: list[Claim]) -> Table:
     table.add_column("measured", justify="right")
     table.add_column("holds")
     for claim in claims:
-        holds = "[green]yes[/green]" if claim["holds"] else "[red]no[/red]"
+        holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}[
+            claim["holds"]
+        ]
         table.add_row(claim["id"], expected(claim), number(claim["measured"]), holds)
     return table
 
 
 def expected(claim: Claim) -> str:
-    """Returns what a claim expects, such as `>= 90`."""
+    """Returns what a claim expects, such as `>= 90`; a dash for nothing."""
+    if claim["relation"] is None:
+        return number(None)
     relation = "" if claim["relation"] == "=" else claim["relation"] + " "
     tolerance = f" ± {number(claim['tolerance'])}" if claim["tolerance"] else ""
     return f"{relation}{number(claim['paper'])}{tolerance}"
+
+
+def difference(claim: Claim) -> str:
+    """Returns how far what was measured is from what is expected, relative."""
+    if claim["measured"] is None or not claim["paper"]:
+        return number(None)
+    return f"{100 * (claim['measured'] / claim['paper'] - 1):+.1f}%"
 
 
 def number(value: Any) -> str:

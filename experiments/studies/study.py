@@ -1,0 +1,97 @@
+"""What a study is: tasks that run apart from each other, claims and figures."""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any, NamedTuple, Protocol
+
+import experiments.studies
+from experiments.attribution import Row
+from experiments.claim import Claim
+from experiments.errors import UserError
+
+# File name to caption and PNG.
+Figures = dict[str, tuple[str, bytes]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much of a study is run.
+
+    Attributes:
+      name: of the preset, `quick` or `full`.
+      seeds: of the random draws; each task that draws anything is there once for each.
+      time_share: of the seconds that the paper's traces last.
+      tolerance: of a search for a rate, relative.
+      grid: points of a curve or a grid are cut to about this share.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    time_share: float
+    tolerance: float
+    grid: float
+
+    @property
+    def mark(self) -> str:
+        """What a claim says of it: empty where nothing is cut short."""
+        if self.time_share == 1.0:
+            return ""
+        return f"{self.name}: {self.time_share:.2g} of the paper's traces"
+
+
+class Task(NamedTuple):
+    """One simulation, or a few that belong together.
+
+    Attributes:
+      key: unique in its study; names the row.
+      settings: what `run` gets; JSON values, all that the result depends on.
+    """
+
+    key: str
+    settings: dict[str, Any]
+
+
+class Study(Protocol):
+    """A module of this package."""
+
+    TITLE: str
+
+    def tasks(self, scale: Scale) -> list[Task]:
+        """Returns all tasks, those that share a compiled program side by side."""
+        ...
+
+    def run(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Runs a task, in a process of its own; returns metrics, JSON values."""
+        ...
+
+    def claims(self, rows: list[Row], scale: Scale) -> list[Claim]:
+        """Returns the claims; a row that is missing makes one that does not hold.
+
+        Args:
+          rows: of this study, each with `key`, `cell` (the settings) and `metrics`.
+          scale: how much was run.
+        """
+        ...
+
+    def draw(self, rows: list[Row], scale: Scale) -> Figures:
+        """Returns the figures, drawn like the paper's own, its points overlaid."""
+        ...
+
+
+def study_names() -> list[str]:
+    """Returns the studies that there are: the modules with tasks."""
+    found = pkgutil.iter_modules(experiments.studies.__path__)
+    return [m.name for m in found if m.name.startswith(("fig", "table", "ablation"))]
+
+
+def load_study(name: str) -> Study:
+    """Returns a study.
+
+    Raises:
+      UserError: there is none of this name.
+    """
+    if name not in study_names():
+        raise UserError(f"study {name!r} is not one of {', '.join(study_names())}")
+    module: Any = importlib.import_module(f"experiments.studies.{name}")
+    return module

@@ -1,0 +1,64 @@
+"""Claims of studies: a number over seeds beside the paper's."""
+
+from experiments.claim import Claim, claim
+from experiments.studies.seeds import Estimate
+from experiments.studies.study import Scale
+
+# How far from the paper a number may be (issue and docs/reproduction.md): counted in
+# percentage points for shares, relative for the rest.
+POINTS = 1.0
+MEMORY, FITTED, PREDICTED = 0.04, 0.15, 0.15
+
+
+def study_claim(
+    id: str,
+    found: Estimate | float | None,
+    *,
+    paper: float | None,
+    unit: str,
+    kind: str,
+    source: str,
+    scale: Scale | None = None,
+    note: str = "",
+    points: bool = False,
+    at_least: float | None = None,
+) -> Claim:
+    """Returns a claim about a number.
+
+    Args:
+      id: `figNN[panel].quantity.system[.parameter]`.
+      found: what came out.
+      paper: the paper's number; None if there is none to compare with: such a claim
+        reports, and neither holds nor fails.
+      unit: of both.
+      kind: `memory`, `fitted` or `predicted`, which decides the tolerance.
+      source: where the paper's number is from.
+      scale: how much was run; None if that changes nothing.
+      note: what a reader should know.
+      points: whether a memory number may differ by a percentage point, if that is more.
+      at_least: what is expected instead of the paper's number.
+    """
+    if isinstance(found, Estimate) and found.count > 1:
+        spread = f"mean of {found.count} seeds, spread {found.spread:.3g}"
+    else:
+        spread = ""
+    mean = found.mean if isinstance(found, Estimate) else found
+    relative = {"memory": MEMORY, "fitted": FITTED, "predicted": PREDICTED}[kind]
+    expected: dict[str, float] = {}
+    if at_least is not None:
+        expected = {"at_least": at_least}
+    elif paper is not None:
+        tolerance = relative * abs(paper)
+        if points:
+            tolerance = max(tolerance, POINTS)
+        expected = {"near": paper, "tolerance": tolerance}
+    notes = (note, spread, scale.mark if scale else "")
+    return claim(
+        id,
+        mean,
+        source=source,
+        unit=unit,
+        kind=kind,
+        note="; ".join(filter(None, notes)),
+        **expected,
+    )

@@ -1,0 +1,81 @@
+"""Work in several processes, and on a local Ray."""
+
+import importlib.util
+import os
+import time
+
+import pytest
+
+from experiments.errors import UserError
+from experiments.workers import run_all
+
+
+def double(x):
+    return 2 * x, os.getpid()
+
+
+def fail(x):
+    raise UserError(f"no {x}")
+
+
+def die(x):
+    os._exit(3)
+
+
+def sleep(x):
+    time.sleep(60)
+
+
+def test_every_item_is_done_once_and_in_other_processes():
+    found = dict(run_all(double, range(6), workers=2))
+    assert {i: value for i, (value, _) in found.items()} == {
+        i: 2 * i for i in range(6)
+    }
+    assert os.getpid() not in {pid for _, pid in found.values()}
+
+
+def test_nothing_to_do_starts_nothing():
+    assert not list(run_all(double, []))
+
+
+def test_an_error_of_a_worker_is_the_callers():
+    with pytest.raises(UserError, match="no 1"):
+        list(run_all(fail, [1], workers=1))
+
+
+def test_a_worker_that_dies_is_named():
+    with pytest.raises(UserError, match="killed"):
+        list(run_all(die, [1], workers=1))
+
+
+def test_stopping_ends_the_workers():
+    started = time.monotonic()
+    found = run_all(double_or_sleep, [1, None], workers=2)
+    assert next(found)[0] == 0
+    found.close()
+    assert time.monotonic() - started < 30
+
+
+def double_or_sleep(x):
+    return sleep(x) if x is None else double(x)
+
+
+def test_an_unknown_launcher_is_refused():
+    with pytest.raises(UserError, match="slurm.*processes, ray"):
+        list(run_all(double, [1], launcher="slurm"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is not None, reason="Ray is installed"
+)
+def test_without_ray_it_says_what_to_install():
+    with pytest.raises(UserError, match="pip install"):
+        list(run_all(double, [1], launcher="ray"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+def test_a_local_ray_gives_the_same():
+    found = dict(run_all(double, range(4), workers=2, launcher="ray"))
+    assert {i: value for i, (value, _) in found.items()} == {
+        i: 2 * i for i in range(4)
+    }
