@@ -233,6 +233,9 @@ class Experiment:
         claims = check_claims(self._claims, rows, differences, self._swept)
         summary = {
             "experiment": self._name,
+            "description": first_line(self._command.config_path),
+            "command": _command(self._command.argv),
+            "swept": self._swept,
             "config": json.loads(config.to_json_best_effort()),
             "environment": folder.environment(),
             "rows": rows,
@@ -241,11 +244,10 @@ class Experiment:
         folder.write_summary(summary)
         drawn = sharing_figures.draw(self._claims, rows)
         drawn |= figures.draw_all(rows, folder.log, self._swept)
-        for name, (_, png) in drawn.items():
-            folder.write_figure(name, png)
-        description = first_line(self._command.config_path)
-        again = _command(self._command.argv)
-        html = report.render(summary, drawn, again, description, self._swept)
+        folder.write_figures(drawn)
+        html = report.render(
+            summary, drawn, summary["command"], summary["description"], self._swept
+        )
         folder.write_text("report.html", html)
 
         console = self._console
