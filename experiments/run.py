@@ -231,7 +231,7 @@ class Experiment:
         differences = self._with_gaps(find_differences(tokens), tokens)
         config = self._command.config
         claims = check_claims(self._claims, rows, differences, self._swept)
-        summary = {
+        summary: dict[str, Any] = {
             "experiment": self._name,
             "description": first_line(self._command.config_path),
             "command": _command(self._command.argv),
