@@ -6,13 +6,13 @@ from experiments import tables
 from experiments.report.run_record import is_number, label, leaves
 
 # Metrics of a cell that an engine served; others have what their study measures.
-_SERVED = {
+_SERVED = (
     "kv_utilization", "output_tokens_per_s", "mean_running", "normalized_latency_s",
-    "ttft_s", "tpot_s", "preemptions", "blocks_saved", "schedule_us", "hit_tokens",
-    "block_table_bytes", "cow_bytes", "host_syncs_per_token", "compilations",
-    "peak_rss_bytes", "block_saving", "cow_bytes_per_token", "swapped_bytes_per_token",
-    "recomputed_per_token",
-}  # fmt: skip
+    "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "preemptions",
+    "blocks_saved", "schedule_us", "hit_tokens", "block_table_bytes", "cow_bytes",
+    "host_syncs_per_token", "compilations", "peak_rss_bytes", "block_saving",
+    "cow_bytes_per_token", "swapped_bytes_per_token", "recomputed_per_token",
+)  # fmt: skip
 
 _CELLS = """\
 A cell is a memory manager (max, pow2 and oracle reserve contiguous slots for the
@@ -91,7 +91,14 @@ def further_tables(rows: list[dict[str, Any]]) -> list[CellTable]:
 
 
 def _is_served(row: dict[str, Any]) -> bool:
-    return row["metrics"].keys() >= _SERVED and "skipped_tokens" in row["details"]
+    metrics = leaves(row["metrics"])
+    return (
+        all(is_number(metrics.get(name)) for name in _SERVED)
+        and metrics["output_tokens_per_s"] > 0
+        and isinstance(row["cell"].get("workload"), str)
+        and "label" in row
+        and "skipped_tokens" in row["details"]
+    )
 
 
 def _other_tables(rows: list[dict[str, Any]], title: str) -> list[CellTable]:

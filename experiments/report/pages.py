@@ -1,10 +1,12 @@
 """Pages: one run, several, or two compared; each one HTML file, all values escaped."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from experiments.report.comparison import compare
 from experiments.report.run_record import RunRecord
@@ -17,6 +19,15 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def _breakable(name: str) -> markupsafe.Markup:
+    """Returns a dotted name, escaped, that a narrow column may break at its joints."""
+    pieces = re.split(r"(?<=[._])", name)
+    return markupsafe.Markup("<wbr>").join(pieces)
+
+
+_ENVIRONMENT.filters["breakable"] = _breakable
 
 
 def render(

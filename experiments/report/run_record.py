@@ -148,8 +148,15 @@ def _check(summary: Any, path: Path) -> None:
         ("claims", list, "a list"),
     ):
         need(isinstance(summary.get(key), kind), f"{key} is not {name}")
-    for key in ("config", "environment"):
-        need(isinstance(summary.get(key) or {}, dict), f"{key} is not an object")
+    for key, kind, name in (
+        ("config", dict, "an object"),
+        ("environment", dict, "an object"),
+        ("swept", list, "a list"),
+        ("command", str, "a text"),
+        ("description", str, "a text"),
+    ):
+        value = summary.get(key)
+        need(value is None or isinstance(value, kind), f"{key} is not {name}")
     for number, row in enumerate(summary["rows"], 1):
         what = f"row {number} has no"
         need(isinstance(row, dict), f"row {number} is not an object")

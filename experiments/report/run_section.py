@@ -7,12 +7,19 @@ from typing import Any
 from experiments import tables
 from experiments.report.cell_tables import further_tables, main_tables, served_rows
 from experiments.report.claim_lines import claim_lines, kinds
-from experiments.report.run_record import RunRecord, leaves
+from experiments.report.run_record import RunRecord, is_number, leaves
+
+_SPREADS = {
+    f"{side}_tokens.{value}"
+    for side in ("input", "output")
+    for value in ("mean", "p50", "p90")
+} | {"requests", "prefix_tokens"}
 
 
 def run_section(run: RunRecord) -> dict[str, Any]:
     """Returns the values that `run.html.jinja` shows."""
     served = served_rows(run.rows)
+    swept = [key for key in run.swept if all(key in row["cell"] for row in served)]
     return {
         "name": run.name,
         "description": run.description,
@@ -20,7 +27,7 @@ def run_section(run: RunRecord) -> dict[str, Any]:
         "num_cells": len(run.rows),
         "main_tables": main_tables(run.rows),
         "further_tables": further_tables(run.rows),
-        "gains": tables.gain_rows(served, run.swept) if served else [],
+        "gains": tables.gain_rows(served, swept),
         "claims": claim_lines(run.claims),
         "held": sum(claim["holds"] for claim in run.claims),
         "kinds": kinds(run.claims),
@@ -28,8 +35,8 @@ def run_section(run: RunRecord) -> dict[str, Any]:
             {"name": name, "caption": caption, "uri": _data_uri(png)}
             for name, (caption, png) in run.figures.items()
         ],
-        "workloads": _workloads(run.rows),
-        "memory_plan": run.rows[0]["details"].get("memory_plan") if run.rows else None,
+        "workloads": _workloads(served),
+        "memory_plan": served[0]["details"].get("memory_plan") if served else None,
         "config": _pretty(run.config),
         "environment": _pretty(run.environment),
         "command": run.command,
@@ -42,15 +49,12 @@ def about(run: RunRecord) -> list[tuple[str, str]]:
     facts = [("results", run.folder)] if run.folder else []
     facts += _settings(config, set(run.swept))
     if "cpu" in environment:
-        memory = environment.get("memory_bytes", 0) / 2**30
-        devices = ", ".join(environment.get("devices", ()))
-        facts.append(
-            (
-                "machine",
-                f"{environment['cpu']}, {environment.get('cores')} cores, "
-                f"{memory:.0f} GiB; JAX on {devices}",
-            )
-        )
+        machine = f"{environment['cpu']}, {environment.get('cores')} cores"
+        if is_number(environment.get("memory_bytes")):
+            machine += f", {environment['memory_bytes'] / 2**30:.0f} GiB"
+        if environment.get("devices"):
+            machine += "; JAX on " + ", ".join(map(str, environment["devices"]))
+        facts.append(("machine", machine))
     if "python" in environment:
         jax = environment.get("packages.jax")
         facts.append(("versions", f"Python {environment['python']}, jax {jax}"))
@@ -97,9 +101,9 @@ def _settings(config: dict[str, Any], swept: set[str]) -> list[tuple[str, str]]:
 def _workloads(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns each distinct set of requests once, of the rows that describe theirs."""
     found: dict[str, dict[str, Any]] = {}
-    for row in served_rows(rows):
+    for row in rows:
         described = row["details"].get("workload")
-        if described is None:
+        if not isinstance(described, dict) or not _SPREADS <= leaves(described).keys():
             continue
         name = row["cell"]["workload"]
         rate = row["details"].get("arrival_rate")
