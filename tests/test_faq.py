@@ -1,5 +1,6 @@
 """The FAQ: its code runs and does what the text says, the same in both languages."""
 
+import functools
 import re
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from engines import greedy, make_engine, prompts, tiny_model, tokens_of
 
 import paged_jax
-from paged_jax import MANAGERS, SequenceStatus, config
+from paged_jax import MANAGERS, EngineConfig, SequenceStatus, config
 from pallas_kernels import AttentionMetadata, paged_attention
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -54,6 +55,9 @@ def test_what_the_answers_name_is_there():
 
 def test_a_policy(monkeypatch, capsys):
     monkeypatch.setattr(paged_jax, "load_model", tiny_model)
+    # One size of step, to compile less.
+    one_bucket = functools.partial(EngineConfig, min_bucket=128)
+    monkeypatch.setattr(paged_jax, "EngineConfig", one_bucket)
     names = run_example("def shortest")
     status = jnp.array([SequenceStatus.RUNNING] * 3).at[1].set(0)
     sequences = types.SimpleNamespace(status=status, length=jnp.array([7, 2, 5]))
@@ -93,7 +97,7 @@ def test_a_kernel():
     kernel = run_example("def paged_attention_in_turn")["paged_attention_in_turn"]
     rng = np.random.default_rng(0)
     # Blocks of 4 for two sequences of 6 and 3 tokens, and one token of padding.
-    cache = rng.normal(size=(2, 1, 4, 4, 2, 8)).astype(np.float32)
+    cache = jnp.array(rng.normal(size=(2, 1, 4, 4, 2, 8)), jnp.float32)
     metadata = AttentionMetadata(
         block_tables=jnp.array([[3, 1], [2, 0]], jnp.int32),
         rows=jnp.array([0, 1, 0], jnp.int32),

@@ -1,5 +1,6 @@
 """What the README shows of the API; on a model that is small enough."""
 
+import functools
 import re
 import types
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from engines import tiny_model
 
 import paged_jax
-from paged_jax import Engine
+from paged_jax import Engine, EngineConfig
 from paged_jax.tokenizer import Tokenizer
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -36,6 +37,9 @@ def test_the_tour_of_the_engine_is_as_shown(monkeypatch, capsys):
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     backend = model.tokenizer.backend
     model = model._replace(tokenizer=Tokenizer(backend, chat_template=template))
+    # One size of step, to compile less.
+    one_bucket = functools.partial(EngineConfig, min_bucket=128)
+    monkeypatch.setattr(paged_jax, "EngineConfig", one_bucket)
     monkeypatch.setattr(Engine, "from_pretrained", lambda name, c: Engine(model, c))
     (example,) = [text for text in examples() if "from_pretrained" in text]
     names: dict = {}
