@@ -53,6 +53,7 @@ def test_what_the_answers_name_is_there():
     assert config.MEMORY_MANAGERS == tuple(MANAGERS)
 
 
+@pytest.mark.long
 def test_a_policy(monkeypatch, capsys):
     monkeypatch.setattr(paged_jax, "load_model", tiny_model)
     # One size of step, to compile less.

@@ -56,8 +56,13 @@ def assert_self_contained(text):
     assert "default-src 'none'" in text
 
 
+@pytest.fixture(scope="module")
+def machine():
+    return describe()
+
+
 @pytest.fixture
-def summary():
+def summary(machine):
     rows = with_details(headline_rows())
     spread = {"mean": 1.0, "p10": 1.0, "p50": 1.0, "p90": 1.0, "max": 1}
     for row in rows:
@@ -88,7 +93,7 @@ def summary():
         "experiment": "headline",
         "config": json.loads(base_config("quick").to_json_best_effort())
         | {"preset": "quick"},
-        "environment": describe() | {"cpu": "some CPU"},
+        "environment": machine | {"cpu": "some CPU"},
         "rows": rows,
         "claims": check_claims("headline", rows, []),
     }
