@@ -38,8 +38,13 @@ def expected(claim: dict[str, Any]) -> str:
     return "–" if claim["paper"] is None else tables.expected(claim)
 
 
-def difference(old: float | None, new: float | None) -> str:
-    """Returns how much more `new` is than `old`, such as `−1.66 (−27%)`."""
+def difference(old: Any, new: Any) -> str:
+    """Returns how much more a number is than another, such as `−1.66 (−27%)`.
+
+    Args:
+      old: the one; a dash is returned if it, or the other, is no finite number.
+      new: the other.
+    """
     if not (is_number(old) and is_number(new)):
         return "–"
     change = new - old
