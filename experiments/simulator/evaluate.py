@@ -38,6 +38,7 @@ def evaluate(
     *,
     dataset: str = "sharegpt",
     window: tuple[int, int] | None = None,
+    give_up_above: float | None = None,
 ) -> Results:
     """Serves a trace with one of the paper's systems.
 
@@ -47,22 +48,22 @@ def evaluate(
       trace: the requests.
       dataset: that the lengths are like, for `ft`.
       window: seconds from which on, and up to which, steps count in the means.
+      give_up_above: normalized latency above which the run need not be finished.
     """
     setup = SETUPS[setup_name]
-    # Powers of two, so that runs of similar size share a compiled program.
-    slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
-    config = systems.engine_config(
-        system, setup, dataset=dataset, n=trace.n, slots=slots
-    )
+    # As many slots whatever the trace: so runs share a compiled program.
+    config = systems.engine_config(system, setup, dataset=dataset, n=trace.n)
     program = systems.program(system, setup, config)
     where = {} if window is None else {"window": window}
-    return simulate(config, trace, program, **where)
+    return simulate(config, trace, program, give_up_above=give_up_above, **where)
 
 
 def normalized_latency(results: Results) -> float:
     """Returns the mean of latency / output tokens, in seconds (paper, section 6.1).
 
-    Requests that were rejected are left out.
+    Requests that were rejected are left out. Infinite for a run that was given up.
     """
+    if results.gave_up:
+        return float("inf")
     latency = (results.ended - results.arrival) / results.output_len
     return float(np.nanmean(latency))

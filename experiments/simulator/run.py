@@ -2,7 +2,8 @@
 
 A trace with as many requests as there are slots runs in one go on the device. A longer
 one streams through: whenever the device has come to where the next arrival is not known
-to it, the host reads what has ended and puts new requests into those slots.
+to it, and might matter, the host reads what has ended and puts new requests into those
+slots. In an overload they come late, behind many others: as they would anyway.
 """
 
 import dataclasses
@@ -16,12 +17,14 @@ import numpy as np
 
 from experiments.errors import UserError
 from experiments.simulator.clock import Time, make_times, to_seconds
+from experiments.simulator.giving_up import all_fit, least_latency
 from experiments.simulator.simulate import (
     CostModel,
     SimulatorProgram,
     SimulatorState,
     simulate_steps,
 )
+from experiments.simulator.stamps import Stamps
 from experiments.simulator.totals import NUM_TOTALS, summarise_totals
 from experiments.simulator.trace import Trace
 from paged_jax.config import EngineConfig, StepConfig
@@ -49,6 +52,8 @@ class Results(NamedTuple):
       steps: in all.
       means: over the steps that count, see `totals.summarise_totals`.
       log: f32[G, F], rows of the step log, if they were asked for.
+      gave_up: whether the run was cut short, see `simulate`. What had not ended then
+        has infinite times, and what had not arrived is missing.
     """
 
     arrival: np.ndarray
@@ -60,6 +65,7 @@ class Results(NamedTuple):
     steps: int
     means: dict[str, float]
     log: np.ndarray
+    gave_up: bool = False
 
 
 class _Entry(NamedTuple):
@@ -69,11 +75,7 @@ class _Entry(NamedTuple):
       slots: i32[R].
       leaders: i32[R]. Of those, the ones that will stand in the queue, in order.
       count: i32[]. How many of `leaders` are valid.
-      prompt_len: i32[R].
-      max_len: i32[R].
-      reserved_len: i32[R].
-      arrival_order: i32[R].
-      group: i32[R].
+      prompt_len, max_len, reserved_len, arrival_order, group: i32[R].
       arrival: Time[R].
     """
 
@@ -120,7 +122,7 @@ def make_program(
     together: bool = False,
     log_length: int = 1,
 ) -> SimulatorProgram:
-    """Returns the static part of a simulation; see `SimulatorProgram`."""
+    """Returns what a simulated step does; see `SimulatorProgram`."""
     return SimulatorProgram(
         simulator_config(config, log_length),
         MANAGERS[config.memory].on_device(),
@@ -134,18 +136,15 @@ def init_simulator(
     config: EngineConfig, program: SimulatorProgram, window: tuple[int, int]
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
-    # One position: what lies past it is dropped, and nothing reads tokens.
-    static = dataclasses.replace(program.config, max_model_len=1)
-    rows = static.num_requests + 1
-    start = make_times(np.zeros(rows))
+    # No room for tokens: nothing reads them.
+    static = dataclasses.replace(program.config, max_model_len=0)
     state = SimulatorState(
         scheduler=init_scheduler(
             static, MANAGERS[config.memory], config.batching == "static"
         ),
         now=make_times(0.0),
-        arrival=start,
-        first_token=start,
-        ended=start,
+        arrival=make_times(np.zeros(static.num_requests + 1)),
+        ends=make_times(np.zeros(max(static.log_length, _PIECE))),
         pending=init_queue(static.num_requests),
         window=jnp.array(window, jnp.int32),
         totals=jnp.zeros(NUM_TOTALS, jnp.float32),
@@ -184,7 +183,7 @@ def _enter(state: SimulatorState, new: _Entry) -> SimulatorState:
     )
 
 
-_run = jax.jit(simulate_steps, static_argnums=0, donate_argnums=1)
+_run = jax.jit(simulate_steps, donate_argnums=1)
 
 
 def simulate(
@@ -193,28 +192,34 @@ def simulate(
     program: SimulatorProgram,
     *,
     window: tuple[int, int] = (0, _NEVER),
+    give_up_above: float | None = None,
 ) -> Results:
     """Serves a trace.
 
     Args:
-      config: settings of the engine; `max_requests` slots for sequences that have
-        arrived and not ended, and for those that come next.
+      config: settings of the engine; `max_requests` slots for sequences that run, for
+        `max_seqs` requests that wait, and for those that come next. More may wait; of
+        them, `means["mean_waiting"]` counts those that have slots.
       trace: the requests; or pieces of them, as they come.
       program: from `make_program`, of the same settings.
       window: seconds from which on, and up to which, steps count in the means.
+      give_up_above: seconds a token; ends the run when the mean of latency / output
+        tokens is sure to come out above. Not with pieces, whose number is not known,
+        nor where a request may be rejected.
 
     Raises:
       UserError: requests that are too long, or too many at once for the slots.
     """
     source = [trace] if isinstance(trace, Trace) else trace
     host = _Host(config, program, (piece for piece in source if len(piece)))
+    whole = trace if isinstance(trace, Trace) and all_fit(config) else None
     state = init_simulator(config, program, window)
     totals = np.zeros(NUM_TOTALS)
     log: list[np.ndarray] = []
     keeps_log = program.config.log_length > 1
     most = program.config.log_length if keeps_log else _PIECE
-    stuck = False
-    while True:
+    steps, stuck = 0, False
+    while not host.is_done:
         entry = host.refill()
         if entry is not None:
             state = _enter(state, entry)
@@ -233,13 +238,13 @@ def simulate(
             state = dataclasses.replace(
                 state, scheduler=dataclasses.replace(scheduler, log_count=jnp.int32(0))
             )
-        ended = host.read(state)
-        steps = int(state.scheduler.iteration)
-        if host.is_done:
-            break
-        stuck = not ended and steps == host.steps
-        host.steps = steps
-    return host.results(state, totals, np.concatenate(log) if log else np.zeros((0, 0)))
+        before, steps = steps, int(state.scheduler.iteration)
+        stuck = host.read(state) == 0 and steps == before
+        if whole is not None and give_up_above is not None:
+            now = float(to_seconds(state.now))
+            if least_latency(whole, host.ends(), now) > give_up_above:
+                break
+    return host.results(state, totals, log)
 
 
 class _Host:
@@ -258,7 +263,7 @@ class _Host:
         # Of each slot, the request and the sequence that it holds; -1: it is free.
         self._request = np.full(self._slots, -1)
         self._columns: list[list[np.ndarray]] = [[], [], []]
-        self.steps = 0
+        self._stamps = Stamps(self._slots, program.together)
         # When requests had their first token, and ended; with room to spare.
         self._first, self._ended = np.full(self._slots, np.inf), np.zeros(self._slots)
         self._rejected = 0
@@ -350,6 +355,7 @@ class _Host:
 
     def read(self, state: SimulatorState) -> int:
         """Reads requests that have ended; returns how many sequences had."""
+        self._stamps.read(state)
         status = np.asarray(state.scheduler.requests.status)[: self._slots]
         over = status >= RequestStatus.FINISHED_LENGTH
         if self._program.together:
@@ -360,33 +366,38 @@ class _Host:
         over &= self._request >= 0
         slots = np.flatnonzero(over)
         numbers = self._request[slots]
-        first, ended = to_seconds(state.first_token), to_seconds(state.ended)
         rejected = status[slots] == RequestStatus.REJECTED
-        np.maximum.at(self._ended, numbers, ended[slots])
-        np.minimum.at(self._first, numbers, first[slots])
+        np.maximum.at(self._ended, numbers, self._stamps.ends_of(state, slots))
+        np.minimum.at(self._first, numbers, self._stamps.first_token[slots])
         for times in (self._first, self._ended):
             times[numbers[rejected]] = np.nan
         self._rejected += int(rejected.sum())
         self._request[slots] = -1
         return len(slots)
 
+    def ends(self) -> np.ndarray:
+        """Returns when requests had ended, f64[N]; infinite for those that have not."""
+        ended = self._ended[: self._number].copy()
+        ended[self._request[self._request >= 0]] = np.inf
+        return ended
+
     def results(
-        self, state: SimulatorState, totals: np.ndarray, log: np.ndarray
+        self, state: SimulatorState, totals: np.ndarray, log: list[np.ndarray]
     ) -> Results:
         """Returns all that was read."""
         arrival, _, output = (
             np.concatenate(c) if c else np.zeros(0) for c in self._columns
         )
         config = self._program.config
-        first, ended = self._first[: self._number], self._ended[: self._number]
         return Results(
             arrival=arrival,
-            first_token=first,
-            ended=ended,
+            first_token=self._first[: self._number],
+            ended=self.ends(),
             output_len=output,
             rejected=self._rejected,
             seconds=float(to_seconds(state.now)),
             steps=int(state.scheduler.iteration),
             means=summarise_totals(totals, config.num_blocks * config.block_size),
-            log=log,
+            log=np.concatenate(log) if log else np.zeros((0, 0)),
+            gave_up=not self.is_done,
         )
