@@ -1,8 +1,11 @@
 """One point of the paper's evaluation: a system, a load, and what comes of it."""
 
+import math
+from typing import Any
+
 import numpy as np
 
-from experiments.lengths import draw_lengths
+from experiments.lengths import draw_pairs
 from experiments.simulator import systems
 from experiments.simulator.arrivals import poisson_arrivals
 from experiments.simulator.run import Results, simulate
@@ -26,7 +29,7 @@ def draw_trace(
     """
     count = max(round(rate * seconds), 1)
     arrivals_rng, lengths_rng = (np.random.default_rng((seed, i)) for i in range(2))
-    lengths = draw_lengths(lengths_rng, count, dataset, 1.0, MAX_MODEL_LEN)
+    lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN)
     outputs = np.repeat(lengths[:, 1:], n, axis=1)
     return Trace(poisson_arrivals(arrivals_rng, count, rate), lengths[:, 0], outputs)
 
@@ -38,6 +41,9 @@ def evaluate(
     *,
     dataset: str = "sharegpt",
     window: tuple[int, int] | None = None,
+    until: float = math.inf,
+    slots: int | None = None,
+    **changes: Any,
 ) -> Results:
     """Serves a trace with one of the paper's systems.
 
@@ -47,22 +53,26 @@ def evaluate(
       trace: the requests.
       dataset: that the lengths are like, for `ft`.
       window: seconds from which on, and up to which, steps count in the means.
+      until: seconds after which the run may end, see `simulate`.
+      slots: sequences that the simulator holds at once; None: enough for all.
+      changes: other settings of the engine, see `systems.engine_config`.
     """
     setup = SETUPS[setup_name]
-    # Powers of two, so that runs of similar size share a compiled program.
-    slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
+    if slots is None:
+        # Powers of two, so that runs of similar size share a compiled program.
+        slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
     config = systems.engine_config(
-        system, setup, dataset=dataset, n=trace.n, slots=slots
+        system, setup, dataset=dataset, n=trace.n, slots=slots, **changes
     )
     program = systems.program(system, setup, config)
     where = {} if window is None else {"window": window}
-    return simulate(config, trace, program, **where)
+    return simulate(config, trace, program, until=until, **where)
 
 
 def normalized_latency(results: Results) -> float:
     """Returns the mean of latency / output tokens, in seconds (paper, section 6.1).
 
-    Requests that were rejected are left out.
+    Requests that were rejected are left out. Infinite if any has not ended.
     """
     latency = (results.ended - results.arrival) / results.output_len
     return float(np.nanmean(latency))

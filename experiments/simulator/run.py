@@ -7,6 +7,7 @@ to it, the host reads what has ended and puts new requests into those slots.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -193,6 +194,7 @@ def simulate(
     program: SimulatorProgram,
     *,
     window: tuple[int, int] = (0, _NEVER),
+    until: float = math.inf,
 ) -> Results:
     """Serves a trace.
 
@@ -202,6 +204,9 @@ def simulate(
       trace: the requests; or pieces of them, as they come.
       program: from `make_program`, of the same settings.
       window: seconds from which on, and up to which, steps count in the means.
+      until: seconds after which the run may end, at the host's next look: no step
+        before them is missing. What has not ended then has infinite times, and what
+        has not come yet is left out.
 
     Raises:
       UserError: requests that are too long, or too many at once for the slots.
@@ -235,7 +240,7 @@ def simulate(
             )
         ended = host.read(state)
         steps = int(state.scheduler.iteration)
-        if host.is_done:
+        if host.is_done or float(to_seconds(state.now)) >= until:
             break
         stuck = not ended and steps == host.steps
         host.steps = steps
@@ -379,6 +384,7 @@ class _Host:
         )
         config = self._program.config
         first, ended = self._first[: self._number], self._ended[: self._number]
+        ended[self._request[self._request >= 0]] = np.inf
         return Results(
             arrival=arrival,
             first_token=first,
