@@ -69,8 +69,7 @@ def engine_config(
       dataset: `sharegpt` or `alpaca`, for `ft`.
       n: sequences of a request.
       slots: sequences that the simulator holds at once.
-      changes: other settings of the engine. Another `block_size` divides the same
-        memory, unless there is a `num_blocks` too.
+      changes: other settings of the engine.
 
     Raises:
       UserError: no such system.
@@ -79,10 +78,9 @@ def engine_config(
         raise UserError(f"system {system!r} is not one of {', '.join(SYSTEMS)}")
     static = system == "ft"
     seqs = setup.static_batch[dataset] * n if static else MAX_SEQS
-    block_size = changes.get("block_size", BLOCK_SIZE)
     rules = dict(
-        block_size=block_size,
-        num_blocks=setup.num_blocks * BLOCK_SIZE // block_size,
+        block_size=BLOCK_SIZE,
+        num_blocks=setup.num_blocks,
         max_model_len=MAX_MODEL_LEN,
         max_seqs=seqs,
         max_requests=slots,
