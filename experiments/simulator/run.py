@@ -8,7 +8,7 @@ to it, the host reads what has ended and puts new requests into those slots.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import UserError
+from experiments.simulator.beams import EnteringBeams, Searches, enter_beams
 from experiments.simulator.clock import Time, make_times, to_seconds
 from experiments.simulator.simulate import (
     CostModel,
@@ -76,6 +77,7 @@ class _Entry(NamedTuple):
       arrival_order: i32[R].
       group: i32[R].
       arrival: Time[R].
+      beams: of beam searches; () where there are none.
     """
 
     slots: jax.Array
@@ -87,6 +89,7 @@ class _Entry(NamedTuple):
     arrival_order: jax.Array
     group: jax.Array
     arrival: Time
+    beams: EnteringBeams | tuple[()]
 
 
 def simulator_config(config: EngineConfig, log_length: int = 1) -> StepConfig:
@@ -102,11 +105,6 @@ def simulator_config(config: EngineConfig, log_length: int = 1) -> StepConfig:
     if config.prefix_caching:
         raise UserError(
             "engine.prefix_caching is on; a simulation has no tokens to find by"
-        )
-    if config.max_beam_width > 1:
-        raise UserError(
-            f"engine.max_beam_width is {config.max_beam_width}; a simulation has no "
-            "logits to search: use 1"
         )
     return dataclasses.replace(
         config.step_config(), max_stop_ids=0, max_logprobs=0, log_length=log_length
@@ -132,7 +130,10 @@ def make_program(
 
 
 def init_simulator(
-    config: EngineConfig, program: SimulatorProgram, window: tuple[int, int]
+    config: EngineConfig,
+    program: SimulatorProgram,
+    window: tuple[int, int],
+    searches: Searches,
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
     # One position: what lies past it is dropped, and nothing reads tokens.
@@ -150,6 +151,7 @@ def init_simulator(
         pending=init_queue(static.num_requests),
         window=jnp.array(window, jnp.int32),
         totals=jnp.zeros(NUM_TOTALS, jnp.float32),
+        ancestry=searches.on_device(static.num_requests),
     )
     return jax.tree.map(lambda x: x.copy(), state)
 
@@ -177,9 +179,13 @@ def _enter(state: SimulatorState, new: _Entry) -> SimulatorState:
         status=put(requests.status, RequestStatus.EMPTY),
         timeline=put(requests.timeline, -1),
     )
+    beams, ancestry = state.scheduler.beams, state.ancestry
+    if isinstance(new.beams, EnteringBeams):
+        beams, ancestry = enter_beams(beams, ancestry, slots, new.beams)
     return dataclasses.replace(
         state,
-        scheduler=dataclasses.replace(state.scheduler, requests=requests),
+        scheduler=dataclasses.replace(state.scheduler, requests=requests, beams=beams),
+        ancestry=ancestry,
         arrival=state.arrival.put(slots, new.arrival),
         pending=push_back(state.pending, new.leaders, new.count),
     )
@@ -195,6 +201,7 @@ def simulate(
     *,
     window: tuple[int, int] = (0, _NEVER),
     until: float = math.inf,
+    recorded: Sequence[np.ndarray] | None = None,
 ) -> Results:
     """Serves a trace.
 
@@ -207,13 +214,17 @@ def simulate(
       until: seconds after which the run may end, at the host's next look: no step
         before them is missing. What has not ended then has infinite times, and what
         has not come yet is left out.
+      recorded: of beam searches, the parents that they repeat, i8[steps, k] each; None:
+        those that come with the project.
 
     Raises:
-      UserError: requests that are too long, or too many at once for the slots.
+      UserError: requests that are too long, or too many at once for the slots; beam
+        searches that the program is not for, or of which none are recorded.
     """
     source = [trace] if isinstance(trace, Trace) else trace
-    host = _Host(config, program, (piece for piece in source if len(piece)))
-    state = init_simulator(config, program, window)
+    searches = Searches(config.max_beam_width, recorded)
+    host = _Host(config, program, (piece for piece in source if len(piece)), searches)
+    state = init_simulator(config, program, window, searches)
     totals = np.zeros(NUM_TOTALS)
     log: list[np.ndarray] = []
     keeps_log = program.config.log_length > 1
@@ -251,9 +262,13 @@ class _Host:
     """Which request is in which slot, and what was read of those that have ended."""
 
     def __init__(
-        self, config: EngineConfig, program: SimulatorProgram, source: Iterator[Trace]
+        self,
+        config: EngineConfig,
+        program: SimulatorProgram,
+        source: Iterator[Trace],
+        searches: Searches,
     ):
-        self._config, self._source = config, source
+        self._config, self._source, self._searches = config, source, searches
         self._reserve = MANAGERS[config.memory].reserve
         self._program = program
         self._null = program.config.num_requests
@@ -295,7 +310,9 @@ class _Host:
 
     def _entry(self, free: np.ndarray, taken: list[Trace]) -> _Entry:
         n = taken[0].n
-        arrival, prompt, output = (np.concatenate(x) for x in zip(*taken, strict=True))
+        arrival, prompt, output = (
+            np.concatenate(x) for x in zip(*(t[:3] for t in taken))
+        )
         self._check(arrival, prompt, output)
         count = len(arrival)
         slots = free[: count * n]
@@ -336,6 +353,7 @@ class _Host:
             arrival_order=pad(np.repeat(numbers, n), 0),
             group=pad(group, self._null),
             arrival=make_times(times),
+            beams=self._searches.beams_of(taken, rows),
         )
 
     def _check(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from experiments.simulator.beams import Ancestry, repeat_step
 from experiments.simulator.clock import Time, advance, later, not_after
 from experiments.simulator.totals import add_step
 from experiments.simulator.work import Work, work_of
@@ -63,6 +64,7 @@ class SimulatorState:
         the leader's.
       window: i32[2]. Seconds from which on, and up to which, steps count.
       totals: f32[NUM_TOTALS]. Sums over the steps that count.
+      ancestry: what beam searches repeat; () where there are none.
     """
 
     scheduler: SchedulerState
@@ -73,6 +75,7 @@ class SimulatorState:
     pending: WaitingQueue
     window: jax.Array
     totals: jax.Array
+    ancestry: Ancestry | tuple[()] = ()
 
 
 def _next_start(state: SimulatorState) -> Time:
@@ -113,7 +116,9 @@ def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
     return dataclasses.replace(state, scheduler=scheduler, now=now, pending=pending)
 
 
-def _no_samples(config: StepConfig) -> Samples:
+def _samples(
+    config: StepConfig, scheduler: SchedulerState, ancestry: Ancestry | tuple[()]
+) -> Samples:
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
@@ -122,7 +127,7 @@ def _no_samples(config: StepConfig) -> Samples:
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
-        (),
+        repeat_step(ancestry, scheduler) if isinstance(ancestry, Ancestry) else (),
     )
 
 
@@ -180,7 +185,8 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     if config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    scheduler = commit(config, scheduler, plan, _no_samples(config))
+    samples = _samples(config, scheduler, state.ancestry)
+    scheduler = commit(config, scheduler, plan, samples)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
     started = state.now

@@ -52,6 +52,7 @@ def engine_config(
     *,
     dataset: str = "sharegpt",
     n: int = 1,
+    beam_width: int = 1,
     slots: int = 8192,
     **changes: Any,
 ) -> EngineConfig:
@@ -60,7 +61,9 @@ def engine_config(
     - `vllm`: paged memory, sharing, a watermark of 1%, whole prompts in steps of up to
       2560 tokens, recompute for one sequence and swap for several.
     - `orca_*`: reserves at admission, from a buddy allocator; nothing is shared and
-      nobody preempted; each of n sequences is one of its own.
+      nobody preempted; each of n sequences is one of its own, and each beam takes a
+      chunk of its own (paper, section 6.3). What a beam takes over of another is copied
+      from chunk to chunk, and no time counts for that.
     - `ft`: batches at the level of requests, each run to its longest.
 
     Args:
@@ -68,6 +71,7 @@ def engine_config(
       setup: what it runs on.
       dataset: `sharegpt` or `alpaca`, for `ft`.
       n: sequences of a request.
+      beam_width: beams of a search; a request for n sequences has 1.
       slots: sequences that the simulator holds at once.
       changes: other settings of the engine.
 
@@ -77,7 +81,8 @@ def engine_config(
     if system not in SYSTEMS:
         raise UserError(f"system {system!r} is not one of {', '.join(SYSTEMS)}")
     static = system == "ft"
-    seqs = setup.static_batch[dataset] * n if static else MAX_SEQS
+    several = max(n, beam_width)
+    seqs = setup.static_batch[dataset] * several if static else MAX_SEQS
     rules = dict(
         block_size=BLOCK_SIZE,
         num_blocks=setup.num_blocks,
@@ -86,6 +91,7 @@ def engine_config(
         max_requests=slots,
         max_prefixes=0,
         max_n=n,
+        max_beam_width=beam_width,
         token_budget=seqs * MAX_MODEL_LEN if static else TOKEN_BUDGET,
         chunked_prefill=False,
         watermark=0.01,

@@ -192,8 +192,7 @@ def test_what_cannot_be_served_is_said(trace, changes, message):
 
 
 @pytest.mark.parametrize(
-    "changes, name",
-    [({"prefix_caching": True}, "prefix_caching"), ({"max_beam_width": 2}, "beam")],
+    "changes, name", [({"prefix_caching": True}, "prefix_caching")]
 )
 def test_what_needs_tokens_is_refused(changes, name):
     with pytest.raises(UserError, match=name):
