@@ -46,8 +46,6 @@ def serving_tasks(scale: Scale, preemption: str) -> list[Task]:
                     "num_blocks": _SLOTS // size,
                     "preemption": preemption,
                 },
-                # As many for both datasets: they share the compiled programs.
-                "slots": 1 << 15,
                 "block_size": size,
                 "preemption": preemption,
                 "seed": seed,

@@ -47,8 +47,6 @@ def tasks(scale: Scale) -> list[Task]:
                 "seconds": _SECONDS,
                 "window": [_FROM, _SECONDS],
                 "means_only": True,
-                # As many for both datasets: they share the compiled programs.
-                "slots": 1 << 17,
                 "seed": seed,
             },
         )
