@@ -2,31 +2,51 @@
 
 import numpy as np
 
+from experiments.errors import UserError
 from experiments.lengths import draw_lengths
 from experiments.simulator import systems
 from experiments.simulator.arrivals import poisson_arrivals
 from experiments.simulator.run import Results, simulate
+from experiments.simulator.sentences import DATASET as SENTENCES
+from experiments.simulator.sentences import draw_sentences
 from experiments.simulator.systems import MAX_MODEL_LEN, SETUPS
 from experiments.simulator.trace import Trace
 
 
 def draw_trace(
-    dataset: str, rate: float, seconds: float, seed: int, n: int = 1
+    dataset: str,
+    rate: float,
+    seconds: float,
+    seed: int,
+    n: int = 1,
+    prefix_len: int = 0,
 ) -> Trace:
     """Returns requests with lengths like a dataset's, and Poisson arrivals.
 
     All sequences of a request are as long, since their lengths are forced.
 
     Args:
-      dataset: `sharegpt` or `alpaca`.
+      dataset: `sharegpt`, `alpaca`, or `wmt16`: sentences to translate (`sentences`).
       rate: requests a second.
       seconds: how long requests arrive.
       seed: decides lengths and arrivals.
       n: sequences of each request.
+      prefix_len: tokens that the prompts of `wmt16` begin with.
+
+    Raises:
+      UserError: a prefix of prompts that have none.
     """
+    if prefix_len and dataset != SENTENCES:
+        raise UserError(
+            f"prefix_len is {prefix_len} and dataset {dataset!r}; only prompts of "
+            f"{SENTENCES!r} have a prefix: use 0"
+        )
     count = max(round(rate * seconds), 1)
     arrivals_rng, lengths_rng = (np.random.default_rng((seed, i)) for i in range(2))
-    lengths = draw_lengths(lengths_rng, count, dataset, 1.0, MAX_MODEL_LEN)
+    if dataset == SENTENCES:
+        lengths = draw_sentences(lengths_rng, count, prefix_len, MAX_MODEL_LEN)
+    else:
+        lengths = draw_lengths(lengths_rng, count, dataset, 1.0, MAX_MODEL_LEN)
     outputs = np.repeat(lengths[:, 1:], n, axis=1)
     return Trace(poisson_arrivals(arrivals_rng, count, rate), lengths[:, 0], outputs)
 
@@ -38,6 +58,7 @@ def evaluate(
     *,
     dataset: str = "sharegpt",
     window: tuple[int, int] | None = None,
+    prefix_len: int = 0,
 ) -> Results:
     """Serves a trace with one of the paper's systems.
 
@@ -47,16 +68,23 @@ def evaluate(
       trace: the requests.
       dataset: that the lengths are like, for `ft`.
       window: seconds from which on, and up to which, steps count in the means.
+      prefix_len: tokens that all prompts begin with; `vllm` shares their whole blocks.
     """
     setup = SETUPS[setup_name]
     # Powers of two, so that runs of similar size share a compiled program.
     slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
     config = systems.engine_config(
-        system, setup, dataset=dataset, n=trace.n, slots=slots
+        system,
+        setup,
+        dataset=dataset,
+        n=trace.n,
+        slots=slots,
+        prefixes=int(prefix_len > 0),
     )
     program = systems.program(system, setup, config)
     where = {} if window is None else {"window": window}
-    return simulate(config, trace, program, **where)
+    shared = prefix_len if config.max_prefixes else 0
+    return simulate(config, trace, program, prefix_len=shared, **where)
 
 
 def normalized_latency(results: Results) -> float:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from experiments.errors import UserError
 from experiments.simulator.costs import Overheads, RooflineCosts
 from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.memory_split import split_memory
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.run import make_program
 from experiments.simulator.simulate import SimulatorProgram
@@ -24,8 +25,10 @@ class Setup(NamedTuple):
       model: key of `MODELS`.
       hardware: key of `HARDWARE`.
       num_devices: GPUs.
-      num_blocks: KV blocks, as the paper's Table 1 gives them.
-      static_batch: most requests of a batch of FasterTransformer, by dataset.
+      num_blocks: KV blocks, as the paper's Table 1 gives them; of LLaMA-13B (Fig 16),
+        which it leaves out, as `split_memory` divides the memory.
+      static_batch: most requests of a batch of FasterTransformer, by dataset; empty
+        where the paper does not compare with it.
     """
 
     model: str
@@ -39,6 +42,13 @@ SETUPS = {
     "opt-13b": Setup("opt-13b", "a100-40gb", 1, 983, {"sharegpt": 5, "alpaca": 14}),
     "opt-66b": Setup("opt-66b", "a100-40gb", 4, 603, {"sharegpt": 2, "alpaca": 8}),
     "opt-175b": Setup("opt-175b", "a100-80gb", 8, 3753, {"sharegpt": 24, "alpaca": 80}),
+    "llama-13b": Setup(
+        "llama-13b",
+        "a100-40gb",
+        1,
+        split_memory(MODELS["llama-13b"], HARDWARE["a100-40gb"], 1).num_blocks,
+        {},
+    ),
 }
 SYSTEMS = ("vllm", "orca_oracle", "orca_pow2", "orca_max", "ft")
 _MEMORY = {"orca_oracle": "oracle", "orca_pow2": "pow2", "orca_max": "max", "ft": "max"}
@@ -51,6 +61,7 @@ def engine_config(
     dataset: str = "sharegpt",
     n: int = 1,
     slots: int = 8192,
+    prefixes: int = 0,
 ) -> EngineConfig:
     """Returns the rules of a system.
 
@@ -66,13 +77,19 @@ def engine_config(
       dataset: `sharegpt` or `alpaca`, for `ft`.
       n: sequences of a request.
       slots: sequences that the simulator holds at once.
+      prefixes: that are registered, 0 or 1; `vllm` alone shares them.
 
     Raises:
-      UserError: no such system.
+      UserError: no such system, or no batch size of `ft` for the dataset.
     """
     if system not in SYSTEMS:
         raise UserError(f"system {system!r} is not one of {', '.join(SYSTEMS)}")
     static = system == "ft"
+    if static and dataset not in setup.static_batch:
+        raise UserError(
+            f"the paper has no batch size of ft for {setup.model} and {dataset!r}; "
+            "choose another system"
+        )
     seqs = setup.static_batch[dataset] * n if static else MAX_SEQS
     return EngineConfig(
         block_size=BLOCK_SIZE,
@@ -80,7 +97,7 @@ def engine_config(
         max_model_len=MAX_MODEL_LEN,
         max_seqs=seqs,
         max_requests=slots,
-        max_prefixes=0,
+        max_prefixes=prefixes if system == "vllm" else 0,
         max_n=n,
         token_budget=seqs * MAX_MODEL_LEN if static else TOKEN_BUDGET,
         chunked_prefill=False,

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.simulator.block_names import PieceNames
+
 
 class Trace(NamedTuple):
     """Requests in the order of their arrival.
@@ -13,11 +15,13 @@ class Trace(NamedTuple):
       arrival: f64[N]. Seconds since the start, ascending.
       prompt_len: i64[N]. Tokens, 1 or more.
       output_len: i64[N, n]. Tokens of each of a request's sequences, 1 or more.
+      names: what the prefix cache knows the prompts' blocks by; None: nothing.
     """
 
     arrival: np.ndarray
     prompt_len: np.ndarray
     output_len: np.ndarray
+    names: PieceNames | None = None
 
     def __len__(self) -> int:
         return self.arrival.shape[0]
@@ -29,7 +33,7 @@ class Trace(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Trace":
         """Returns requests `start` to `stop`."""
-        return Trace(*(column[start:stop] for column in self))
+        return Trace(*(None if c is None else c[start:stop] for c in self))
 
 
 def pieces(trace: Trace, size: int) -> Iterator[Trace]:
