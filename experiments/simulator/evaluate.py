@@ -1,14 +1,21 @@
 """One point of the paper's evaluation: a system, a load, and what comes of it."""
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 
 from experiments.errors import UserError
 from experiments.lengths import draw_lengths
 from experiments.simulator import systems
-from experiments.simulator.arrivals import poisson_arrivals
+from experiments.simulator.arrivals import gamma_arrivals
+from experiments.simulator.chats import DATASET as CHATS
+from experiments.simulator.chats import draw_chats
 from experiments.simulator.run import Results, simulate
 from experiments.simulator.sentences import DATASET as SENTENCES
 from experiments.simulator.sentences import draw_sentences
+from experiments.simulator.simulate import SimulatorProgram
 from experiments.simulator.systems import MAX_MODEL_LEN, SETUPS
 from experiments.simulator.trace import Trace
 
@@ -20,18 +27,21 @@ def draw_trace(
     seed: int,
     n: int = 1,
     prefix_len: int = 0,
+    cv: float = 1.0,
 ) -> Trace:
-    """Returns requests with lengths like a dataset's, and Poisson arrivals.
+    """Returns requests with lengths like a dataset's, and random arrivals.
 
     All sequences of a request are as long, since their lengths are forced.
 
     Args:
-      dataset: `sharegpt`, `alpaca`, or `wmt16`: sentences to translate (`sentences`).
+      dataset: `sharegpt`, `alpaca`, `wmt16`: sentences to translate (`sentences`), or
+        `chat`: whole chats like ShareGPT's (`chats`).
       rate: requests a second.
       seconds: how long requests arrive.
       seed: decides lengths and arrivals.
       n: sequences of each request.
       prefix_len: tokens that the prompts of `wmt16` begin with.
+      cv: of the distances between arrivals; 1: they are Poisson (see `arrivals`).
 
     Raises:
       UserError: a prefix of prompts that have none.
@@ -45,10 +55,13 @@ def draw_trace(
     arrivals_rng, lengths_rng = (np.random.default_rng((seed, i)) for i in range(2))
     if dataset == SENTENCES:
         lengths = draw_sentences(lengths_rng, count, prefix_len, MAX_MODEL_LEN)
+    elif dataset == CHATS:
+        lengths = draw_chats(lengths_rng, count, MAX_MODEL_LEN)
     else:
         lengths = draw_lengths(lengths_rng, count, dataset, 1.0, MAX_MODEL_LEN)
     outputs = np.repeat(lengths[:, 1:], n, axis=1)
-    return Trace(poisson_arrivals(arrivals_rng, count, rate), lengths[:, 0], outputs)
+    arrivals = gamma_arrivals(arrivals_rng, count, rate, cv)
+    return Trace(arrivals, lengths[:, 0], outputs)
 
 
 def evaluate(
@@ -59,6 +72,8 @@ def evaluate(
     dataset: str = "sharegpt",
     window: tuple[int, int] | None = None,
     prefix_len: int = 0,
+    engine: Mapping[str, Any] | None = None,
+    change: Callable[[SimulatorProgram], SimulatorProgram] | None = None,
 ) -> Results:
     """Serves a trace with one of the paper's systems.
 
@@ -69,6 +84,8 @@ def evaluate(
       dataset: that the lengths are like, for `ft`.
       window: seconds from which on, and up to which, steps count in the means.
       prefix_len: tokens that all prompts begin with; `vllm` shares their whole blocks.
+      engine: settings of the engine that differ from the system's own.
+      change: makes the program that is run of the system's own.
     """
     setup = SETUPS[setup_name]
     # Powers of two, so that runs of similar size share a compiled program.
@@ -81,7 +98,10 @@ def evaluate(
         slots=slots,
         prefixes=int(prefix_len > 0),
     )
+    config = dataclasses.replace(config, **(engine or {}))
     program = systems.program(system, setup, config)
+    if change is not None:
+        program = change(program)
     where = {} if window is None else {"window": window}
     shared = prefix_len if config.max_prefixes else 0
     return simulate(config, trace, program, prefix_len=shared, **where)

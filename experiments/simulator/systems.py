@@ -25,8 +25,8 @@ class Setup(NamedTuple):
       model: key of `MODELS`.
       hardware: key of `HARDWARE`.
       num_devices: GPUs.
-      num_blocks: KV blocks, as the paper's Table 1 gives them; of LLaMA-13B (Fig 16),
-        which it leaves out, as `split_memory` divides the memory.
+      num_blocks: KV blocks, as the paper's Table 1 gives them; of set-ups
+        that it leaves out there, as `split_memory` divides the memory.
       static_batch: most requests of a batch of FasterTransformer, by dataset; empty
         where the paper does not compare with it.
     """
@@ -38,17 +38,22 @@ class Setup(NamedTuple):
     static_batch: dict[str, int]
 
 
+def _derived(model: str, hardware: str, num_devices: int = 1) -> Setup:
+    """Returns a set-up that the paper does not have, or has no Table for."""
+    split = split_memory(MODELS[model], HARDWARE[hardware], num_devices)
+    return Setup(model, hardware, num_devices, split.num_blocks, {})
+
+
 SETUPS = {
     "opt-13b": Setup("opt-13b", "a100-40gb", 1, 983, {"sharegpt": 5, "alpaca": 14}),
     "opt-66b": Setup("opt-66b", "a100-40gb", 4, 603, {"sharegpt": 2, "alpaca": 8}),
     "opt-175b": Setup("opt-175b", "a100-80gb", 8, 3753, {"sharegpt": 24, "alpaca": 80}),
-    "llama-13b": Setup(
-        "llama-13b",
-        "a100-40gb",
-        1,
-        split_memory(MODELS["llama-13b"], HARDWARE["a100-40gb"], 1).num_blocks,
-        {},
-    ),
+    "llama-13b": _derived("llama-13b", "a100-40gb"),
+    # Beyond the paper.
+    "llama-3-8b-h100": _derived("llama-3-8b", "h100"),
+    "llama-3-8b-h200": _derived("llama-3-8b", "h200"),
+    "llama-3-70b-4xh100": _derived("llama-3-70b", "h100", 4),
+    "llama-3-70b-2xh200": _derived("llama-3-70b", "h200", 2),
 }
 SYSTEMS = ("vllm", "orca_oracle", "orca_pow2", "orca_max", "ft")
 _MEMORY = {"orca_oracle": "oracle", "orca_pow2": "pow2", "orca_max": "max", "ft": "max"}

@@ -92,6 +92,7 @@ def summarise_totals(totals: np.ndarray, total_slots: int) -> dict[str, float]:
         "mean_running": float(totals[Field.RUNNING] / steps),
         "mean_waiting": float(totals[Field.WAITING] / steps),
         "mean_step_s": float(totals[Total.SECONDS] / steps),
+        "tokens_per_s": float(totals[Field.SAMPLED] / max(totals[Total.SECONDS], 1e-9)),
         "preemptions": float(totals[Field.PREEMPTED]),
         "prefix_hit_ratio": float(
             totals[Total.FOUND_TOKENS] / max(totals[Total.PROMPT_TOKENS], 1.0)

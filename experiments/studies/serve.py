@@ -1,36 +1,84 @@
 """One simulated run of a system on a trace: what most studies are made of."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.simulator.evaluate import draw_trace, evaluate, normalized_latency
+from experiments.simulator.run import Results
+from experiments.simulator.simulate import SimulatorProgram
+from experiments.studies.victims import RULES
+
+
+def serve_at(
+    settings: Mapping[str, Any],
+    rate: float,
+    *,
+    window: tuple[int, int] | None = None,
+    give_up_above: float | None = None,
+) -> tuple[float, Results]:
+    """Serves a trace with a system; returns the normalized latency, and all else.
+
+    Args:
+      settings: `system`, `setup`, `dataset`, `seconds` (of the trace) and `seed`. If
+        they are not the usual: `n`, `beam_width`, `prefix_len`; `cv` of the arrivals;
+        `engine`, settings that replace the system's own; `victim`, one of
+        `victims.RULES`; `cost_factors`, by which terms of the cost model are
+        multiplied (see `costs.CostTerms`).
+      rate: requests a second.
+      window: seconds from which on, and up to which, steps count in the means.
+      give_up_above: of a trace whose latency is certain to be above this many seconds a
+        token, the rest is not served, and the latency is infinite.
+    """
+    prefix_len = settings.get("prefix_len", 0)
+    trace = draw_trace(
+        settings["dataset"],
+        rate,
+        settings["seconds"],
+        settings["seed"],
+        n=settings.get("n", 1),
+        beam_width=settings.get("beam_width", 1),
+        prefix_len=prefix_len,
+        cv=settings.get("cv", 1.0),
+    )
+
+    def change(program: SimulatorProgram) -> SimulatorProgram:
+        costs, factors = program.costs, settings.get("cost_factors", {})
+        scaled = {name: getattr(costs, name) * x for name, x in factors.items()}
+        return dataclasses.replace(
+            program,
+            costs=dataclasses.replace(costs, **scaled),
+            victim=RULES[settings.get("victim", "latest arrival")],
+        )
+
+    results = evaluate(
+        settings["system"],
+        settings["setup"],
+        trace,
+        dataset=settings["dataset"],
+        window=window,
+        prefix_len=prefix_len,
+        give_up_above=give_up_above,
+        engine=settings.get("engine"),
+        change=change,
+    )
+    return normalized_latency(results), results
 
 
 def serve(settings: dict[str, Any]) -> dict[str, Any]:
     """Serves a trace with a system; returns the means of its steps.
 
     Args:
-      settings: `system`, `setup`, `dataset`, `rate` (requests/s), `seconds` (of the
-        trace), `window` (seconds of it that count) and `seed`; `n` if not 1.
+      settings: as for `serve_at`, with `rate`, and `window` (seconds of it that count).
     """
-    trace = draw_trace(
-        settings["dataset"],
-        settings["rate"],
-        settings["seconds"],
-        settings["seed"],
-        settings.get("n", 1),
-    )
     start, stop = settings["window"]
-    results = evaluate(
-        settings["system"],
-        settings["setup"],
-        trace,
-        dataset=settings["dataset"],
-        window=(int(start), int(stop)),
+    latency, results = serve_at(
+        settings, settings["rate"], window=(int(start), int(stop))
     )
     return {
         **results.means,
-        "normalized_latency_s": normalized_latency(results),
-        "requests": len(trace),
+        "normalized_latency_s": latency,
+        "requests": len(results.arrival),
         "rejected": results.rejected,
         "steps": results.steps,
     }
