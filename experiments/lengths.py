@@ -1,5 +1,6 @@
 """Input and output lengths like those of the paper's datasets."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import numpy as np
 from experiments.errors import UserError
 
 _FILE = Path(__file__).parent / "data" / "length_quantiles.json"
+_PAPER = _FILE.with_name("paper.json")
+# Others that a pair that does not fit may swap with, before its output is shortened.
+_TRIES = 100
 # Drawing again and again is no way to meet a model length that next to nothing fits.
 _LEAST_SHARE = 0.01
 
@@ -91,10 +95,58 @@ def draw_lengths(
     return kept
 
 
+def draw_pairs(
+    rng: np.random.Generator, count: int, dataset: str, longest: int
+) -> np.ndarray:
+    """Draws lengths of requests from the histograms of the paper's Fig 11 themselves.
+
+    They are of pairs that fit the model length already: to drop those that do not, when
+    input and output are drawn apart, would shorten both. Such a pair swaps outputs with
+    another one, so that the histograms stay as they are. Stratified, as in
+    `draw_lengths`; inside a bin all lengths are equally likely.
+
+    Args:
+      rng: source of randomness.
+      count: N, requests.
+      dataset: one of `datasets()`.
+      longest: input and output together, in tokens; no less than in the figure (2048).
+
+    Returns:
+      i64[N, 2], input and output lengths; each pair sums to `longest` or less.
+    """
+    inputs, outputs = (
+        _from_histogram(dataset, which, _stratified(rng, count))
+        for which in ("input", "output")
+    )
+    for i in np.flatnonzero(inputs + outputs > longest):
+        for j in rng.integers(count, size=_TRIES):
+            if max(inputs[i] + outputs[j], inputs[j] + outputs[i]) <= longest:
+                outputs[[i, j]] = outputs[[j, i]]
+                break
+        else:
+            # Of a few requests all may be long.
+            outputs[i] = longest - inputs[i]
+    return np.stack([inputs, outputs], axis=1)
+
+
+def _from_histogram(dataset: str, which: str, share: np.ndarray) -> np.ndarray:
+    """Returns the lengths below which these shares of the requests fall, i64[N]."""
+    left, right, height = np.array(_histograms()[dataset][which]).T
+    edges = np.append(left, right[-1])
+    below = np.append(0.0, np.cumsum(height) / height.sum())
+    return np.floor(np.interp(share, below, edges)).astype(np.int64)
+
+
 def _stratified(rng: np.random.Generator, count: int) -> np.ndarray:
     """Returns f64[N] in [0, 1), one in each of N equal intervals, shuffled."""
     return (rng.permutation(count) + rng.random(count)) / count
 
 
+@functools.cache
 def _quantiles() -> dict:
     return json.loads(_FILE.read_text("utf-8"))
+
+
+@functools.cache
+def _histograms() -> dict:
+    return json.loads(_PAPER.read_text("utf-8"))["fig11"]["histograms"]

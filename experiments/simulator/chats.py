@@ -6,7 +6,7 @@ question. Keys and values are not kept from round to round.
 
 import numpy as np
 
-from experiments.lengths import draw_lengths
+from experiments.lengths import draw_pairs
 
 DATASET = "chat"
 # The paper: the prompt is cut to its last 1024 tokens, and the output to 1024.
@@ -38,7 +38,7 @@ def draw_chats(
       i64[N, 2], prompt and output lengths, 1 to 1024 each.
     """
     rounds = rng.geometric(1.0 / mean_rounds, count)
-    lengths = draw_lengths(rng, int(rounds.sum()), "sharegpt", 1.0, max_model_len)
+    lengths = draw_pairs(rng, int(rounds.sum()), "sharegpt", max_model_len)
     last = np.cumsum(rounds) - 1
     chat = np.repeat(np.arange(count), rounds)
     tokens = np.bincount(chat, weights=lengths.sum(axis=1), minlength=count)

@@ -6,6 +6,10 @@ the products with weights and for attention apart. With tensor parallelism two
 all-reduces a layer go over the link. Beside that stand the overheads of the software of
 2023, fitted to the paper (see docs/reproduction.md): one of an iteration, one of each
 sequence in it, and one of each copy of a swap.
+
+Small blocks cost more than their slots: keys lie in pieces of 16 bytes a slot, those of
+a block's slots side by side (the layout of vLLM's kernel: head dim / x, block size, x,
+with x 16 bytes' worth), and a DRAM hands out no less than `ACCESS_BYTES` at a time.
 """
 
 import dataclasses
@@ -17,6 +21,9 @@ from experiments.simulator.hardware import Hardware
 from experiments.simulator.model_profiles import ModelProfile
 from experiments.simulator.work import Work
 
+# What HBM2e moves at a time, and what is side by side of each slot's keys.
+ACCESS_BYTES, PIECE_BYTES = 64, 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Overheads:
@@ -25,13 +32,15 @@ class Overheads:
     Attributes:
       step_s: of each iteration, in seconds.
       row_s: of each sequence in it.
-      copy_s: of each copy between device and host: one for each block, layer, and keys
+      copy_in_s: of each copy from host to device: one for each block, layer, and keys
         or values.
+      copy_out_s: the same from device to host.
     """
 
     step_s: float = 0.0
     row_s: float = 0.0
-    copy_s: float = 0.0
+    copy_in_s: float = 0.0
+    copy_out_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +80,9 @@ class RooflineCosts:
         width = model.num_heads * model.head_dim
         attention = 4.0 * width * model.num_layers * pairs
         seconds = self._longer(products, float(weights * model.itemsize))
-        seconds += self._longer(attention, model.kv_bytes_per_token * context)
+        read = model.kv_bytes_per_token * context
+        read *= max(ACCESS_BYTES / (self.block_size * PIECE_BYTES), 1.0)
+        seconds += self._longer(attention, read)
         if devices > 1:
             # A ring: each sends and receives 2 (n - 1) / n of what is reduced.
             reduced = 2.0 * model.num_layers * model.hidden_size * model.itemsize
@@ -82,8 +93,9 @@ class RooflineCosts:
         seconds += copied / (hardware.bandwidth * devices)
         swapped = work.swapped_in_blocks + work.swapped_out_blocks
         seconds += block * swapped / (hardware.host_bandwidth * devices)
-        overheads = self.overheads
-        seconds += overheads.copy_s * swapped * 2.0 * model.num_layers
+        overheads, copies = self.overheads, 2.0 * model.num_layers
+        seconds += overheads.copy_in_s * copies * work.swapped_in_blocks
+        seconds += overheads.copy_out_s * copies * work.swapped_out_blocks
         return seconds + overheads.step_s + overheads.row_s * rows
 
     def _longer(self, flops: jax.Array, nbytes: jax.Array | float) -> jax.Array:

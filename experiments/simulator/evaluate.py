@@ -1,13 +1,13 @@
 """One point of the paper's evaluation: a system, a load, and what comes of it."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from experiments.errors import UserError
-from experiments.lengths import draw_lengths
+from experiments.lengths import draw_pairs
 from experiments.simulator import systems
 from experiments.simulator.arrivals import gamma_arrivals
 from experiments.simulator.chats import DATASET as CHATS
@@ -58,7 +58,7 @@ def draw_trace(
     elif dataset == CHATS:
         lengths = draw_chats(lengths_rng, count, MAX_MODEL_LEN)
     else:
-        lengths = draw_lengths(lengths_rng, count, dataset, 1.0, MAX_MODEL_LEN)
+        lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN)
     outputs = np.repeat(lengths[:, 1:], n, axis=1)
     arrivals = gamma_arrivals(arrivals_rng, count, rate, cv)
     return Trace(arrivals, lengths[:, 0], outputs)
@@ -72,8 +72,10 @@ def evaluate(
     dataset: str = "sharegpt",
     window: tuple[int, int] | None = None,
     prefix_len: int = 0,
-    engine: Mapping[str, Any] | None = None,
+    until: float = math.inf,
+    slots: int | None = None,
     change: Callable[[SimulatorProgram], SimulatorProgram] | None = None,
+    **changes: Any,
 ) -> Results:
     """Serves a trace with one of the paper's systems.
 
@@ -84,12 +86,15 @@ def evaluate(
       dataset: that the lengths are like, for `ft`.
       window: seconds from which on, and up to which, steps count in the means.
       prefix_len: tokens that all prompts begin with; `vllm` shares their whole blocks.
-      engine: settings of the engine that differ from the system's own.
+      until: seconds after which the run may end, see `simulate`.
+      slots: sequences that the simulator holds at once; None: enough for all.
       change: makes the program that is run of the system's own.
+      changes: other settings of the engine, see `systems.engine_config`.
     """
     setup = SETUPS[setup_name]
-    # Powers of two, so that runs of similar size share a compiled program.
-    slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
+    if slots is None:
+        # Powers of two, so that runs of similar size share a compiled program.
+        slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
     config = systems.engine_config(
         system,
         setup,
@@ -97,20 +102,20 @@ def evaluate(
         n=trace.n,
         slots=slots,
         prefixes=int(prefix_len > 0),
+        **changes,
     )
-    config = dataclasses.replace(config, **(engine or {}))
     program = systems.program(system, setup, config)
     if change is not None:
         program = change(program)
     where = {} if window is None else {"window": window}
     shared = prefix_len if config.max_prefixes else 0
-    return simulate(config, trace, program, prefix_len=shared, **where)
+    return simulate(config, trace, program, prefix_len=shared, until=until, **where)
 
 
 def normalized_latency(results: Results) -> float:
     """Returns the mean of latency / output tokens, in seconds (paper, section 6.1).
 
-    Requests that were rejected are left out.
+    Requests that were rejected are left out. Infinite if any has not ended.
     """
     latency = (results.ended - results.arrival) / results.output_len
     return float(np.nanmean(latency))

@@ -7,6 +7,7 @@ to it, the host reads what has ended and puts new requests into those slots.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -235,6 +236,7 @@ def simulate(
     clients: int = 0,
     think_s: float = 0.0,
     keep_requests: bool = True,
+    until: float = math.inf,
 ) -> Results:
     """Serves a trace.
 
@@ -252,6 +254,9 @@ def simulate(
         requests come at their times.
       think_s: seconds that a client waits before it sends the next one.
       keep_requests: whether the columns of the results are filled, 32 bytes a request.
+      until: seconds after which the run may end, at the host's next look: no step
+        before them is missing. What has not ended then has infinite times, and what
+        has not come yet is left out.
 
     Raises:
       UserError: requests that are too long, or too many at once for the slots; settings
@@ -302,7 +307,7 @@ def simulate(
             state = _take_log(state, log)
         ended = host.read(state)
         steps = int(state.scheduler.iteration)
-        if host.is_done:
+        if host.is_done or float(to_seconds(state.now)) >= until:
             break
         stuck = not ended and steps == host.steps
         host.steps = steps
@@ -523,6 +528,9 @@ class _Host:
         columns = np.zeros((4, 0))
         if self._times is not None:
             columns = self._times.columns[:, : self._number]
+            for slot in np.flatnonzero(self._request >= 0):
+                times = self._arrival[slot], np.inf, np.inf, self._output[slot]
+                columns[:, self._request[slot]] = times
         arrival, first, ended, output = columns
         return Results(
             arrival=arrival,

@@ -38,7 +38,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             fewer,
             paper=None,
             at_least=0.0,
-            unit="preemptions for each 100 requests, 5% against none",
+            unit="preemptions for each 100 iterations, 5% against none",
             kind="predicted",
             source=SOURCE,
             scale=scale,

@@ -34,21 +34,24 @@ def tasks(scale: Scale) -> list[Task]:
     The trace is as long as the paper's in every preset: it takes a second.
     """
     return [
-        Task(
-            f"{system}-{seed}",
-            {
-                "system": system,
-                "setup": "opt-13b",
-                "dataset": "sharegpt",
-                "rate": _RATE,
-                "seconds": _SECONDS,
-                "window": [_FROM, _SECONDS],
-                "seed": seed,
-            },
-        )
+        Task(f"{system}-{seed}", overload(system, seed))
         for system in SYSTEMS
         for seed in scale.seeds
     ]
+
+
+def overload(system: str, seed: int) -> dict[str, Any]:
+    """Returns the settings of a run in which requests always wait."""
+    return {
+        "system": system,
+        "setup": "opt-13b",
+        "dataset": "sharegpt",
+        "rate": _RATE,
+        "seconds": _SECONDS,
+        "window": [_FROM, _SECONDS],
+        "means_only": True,
+        "seed": seed,
+    }
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:

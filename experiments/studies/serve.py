@@ -1,6 +1,7 @@
 """One simulated run of a system on a trace: what most studies are made of."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ def serve_at(
     rate: float,
     *,
     window: tuple[int, int] | None = None,
+    until: float = math.inf,
     give_up_above: float | None = None,
 ) -> tuple[float, Results]:
     """Serves a trace with a system; returns the normalized latency, and all else.
@@ -22,11 +24,13 @@ def serve_at(
     Args:
       settings: `system`, `setup`, `dataset`, `seconds` (of the trace) and `seed`. If
         they are not the usual: `n`, `beam_width`, `prefix_len`; `cv` of the arrivals;
-        `engine`, settings that replace the system's own; `victim`, one of
-        `victims.RULES`; `cost_factors`, by which terms of the cost model are
-        multiplied (see `costs.CostTerms`).
+        `slots` (see `evaluate`); `engine`, settings other than the system's own;
+        `victim`, one of `victims.RULES`; `cost_factors`, by which terms of the cost
+        model are multiplied (see `costs.CostTerms`).
       rate: requests a second.
       window: seconds from which on, and up to which, steps count in the means.
+      until: seconds after which the run may end; the latency is infinite then, unless
+        all has ended.
       give_up_above: of a trace whose latency is certain to be above this many seconds a
         token, the rest is not served, and the latency is infinite.
     """
@@ -58,9 +62,11 @@ def serve_at(
         dataset=settings["dataset"],
         window=window,
         prefix_len=prefix_len,
+        until=until,
         give_up_above=give_up_above,
-        engine=settings.get("engine"),
+        slots=settings.get("slots"),
         change=change,
+        **settings.get("engine", {}),
     )
     return normalized_latency(results), results
 
@@ -69,15 +75,21 @@ def serve(settings: dict[str, Any]) -> dict[str, Any]:
     """Serves a trace with a system; returns the means of its steps.
 
     Args:
-      settings: as for `serve_at`, with `rate`, and `window` (seconds of it that count).
+      settings: as for `serve_at`, with `rate`, and `window` (seconds of it that count);
+        `means_only`, if nothing past the window is to be served, and the latency is not
+        known.
     """
     start, stop = settings["window"]
+    means_only = settings.get("means_only", False)
     latency, results = serve_at(
-        settings, settings["rate"], window=(int(start), int(stop))
+        settings,
+        settings["rate"],
+        window=(int(start), int(stop)),
+        until=stop if means_only else math.inf,
     )
     return {
         **results.means,
-        "normalized_latency_s": latency,
+        "normalized_latency_s": None if means_only else latency,
         "requests": len(results.arrival),
         "rejected": results.rejected,
         "steps": results.steps,

@@ -146,17 +146,19 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """
     search = search_capacity(settings)
     seconds = settings["seconds"]
-    # As many requests as at the capacity, and steps that count while more arrive.
+    # As many requests as at the capacity, and nothing is served once all have arrived.
+    end = seconds / _OVERLOAD
     _, busy = serve_at(
-        settings | {"seconds": seconds / _OVERLOAD},
+        settings | {"seconds": end},
         _OVERLOAD * search.metrics["capacity"],
-        window=(int(seconds / _OVERLOAD / 6), math.ceil(seconds / _OVERLOAD)),
+        window=(int(end / 6), math.ceil(end)),
+        until=end,
     )
     metrics = search.metrics | {
         "tokens_per_s": busy.means["tokens_per_s"],
         "utilization": 100 * busy.means["kv_utilization"],
         "full_running": busy.means["mean_running"],
-        "preempted": 100 * busy.means["preemptions"] / len(busy.arrival),
+        "preempted": 100 * busy.means["preemptions"] / busy.means["steps"],
     }
     if "load" in settings:
         _, served = serve_at(settings, settings["load"])

@@ -15,7 +15,7 @@ def is_study(name):
 
 
 STUDIES = [name for name in config_files() if is_study(name)]
-ENGINES = [name for name in config_files() if not is_study(name)]
+RUNS = [name for name in config_files() if name not in STUDIES]
 
 
 def cells_of(name, preset):
@@ -24,7 +24,7 @@ def cells_of(name, preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", RUNS)
 def test_its_cells_are_legal_and_told_apart(name, preset):
     cells = cells_of(name, preset)
     assert len({cell.key for cell in cells}) == len(cells) > 1
@@ -34,7 +34,7 @@ def test_its_cells_are_legal_and_told_apart(name, preset):
     assert len(identities) == len(cells)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", RUNS)
 def test_its_claims_have_its_name(name):
     command = parse([f"--config={name}"])
     assert command.config.claims == command.config.name == name

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from experiments.errors import UserError
-from experiments.lengths import datasets, draw_lengths, quantile
+from experiments.lengths import datasets, draw_lengths, draw_pairs, quantile
 
 
 def test_the_quantiles_of_the_paper_are_met_exactly():
@@ -79,3 +79,27 @@ def test_lengths_that_cannot_fit_the_model_are_refused(scale, limit):
 def test_lengths_of_which_few_fit_are_drawn_all_the_same():
     drawn = draw_lengths(np.random.default_rng(0), 50, "sharegpt", 1.0, 32)
     assert drawn.shape == (50, 2) and drawn.sum(1).max() <= 32
+
+
+# What the paper prints (Fig 11).
+@pytest.mark.parametrize(
+    "dataset, means", [("sharegpt", (161.31, 337.99)), ("alpaca", (19.31, 58.45))]
+)
+def test_pairs_have_the_means_of_the_paper_and_all_fit(dataset, means):
+    drawn = draw_pairs(np.random.default_rng(0), 10_000, dataset, 2048)
+    assert drawn.min() >= 1 and drawn.sum(1).max() <= 2048
+    assert drawn.mean(0) == pytest.approx(means, rel=0.015)
+
+
+def test_pairs_that_do_not_fit_swap_and_none_is_lost():
+    fits, all_of_them = (
+        np.sort(draw_pairs(np.random.default_rng(0), 2000, "sharegpt", longest), axis=0)
+        for longest in (2048, 10_000)
+    )
+    np.testing.assert_array_equal(fits, all_of_them)
+
+
+def test_a_lone_pair_that_does_not_fit_is_shortened():
+    for seed in range(200):
+        drawn = draw_pairs(np.random.default_rng(seed), 1, "sharegpt", 2048)
+        assert drawn.min() >= 1 and drawn.sum() <= 2048

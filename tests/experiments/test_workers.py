@@ -28,9 +28,7 @@ def sleep(x):
 
 def test_every_item_is_done_once_and_in_other_processes():
     found = dict(run_all(double, range(6), workers=2))
-    assert {i: value for i, (value, _) in found.items()} == {
-        i: 2 * i for i in range(6)
-    }
+    assert {i: value for i, (value, _) in found.items()} == {i: 2 * i for i in range(6)}
     assert os.getpid() not in {pid for _, pid in found.values()}
 
 
@@ -76,6 +74,4 @@ def test_without_ray_it_says_what_to_install():
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
 def test_a_local_ray_gives_the_same():
     found = dict(run_all(double, range(4), workers=2, launcher="ray"))
-    assert {i: value for i, (value, _) in found.items()} == {
-        i: 2 * i for i in range(4)
-    }
+    assert {i: value for i, (value, _) in found.items()} == {i: 2 * i for i in range(4)}
