@@ -10,6 +10,7 @@ from experiments.errors import UserError
 from experiments.lengths import draw_pairs
 from experiments.simulator import systems
 from experiments.simulator.arrivals import gamma_arrivals
+from experiments.simulator.beams import draw_searches, recorded_parents
 from experiments.simulator.chats import DATASET as CHATS
 from experiments.simulator.chats import draw_chats
 from experiments.simulator.run import Results, simulate
@@ -26,42 +27,55 @@ def draw_trace(
     seconds: float,
     seed: int,
     n: int = 1,
+    beam_width: int = 1,
     prefix_len: int = 0,
     cv: float = 1.0,
+    correlation: float = 0.0,
 ) -> Trace:
     """Returns requests with lengths like a dataset's, and random arrivals.
 
-    All sequences of a request are as long, since their lengths are forced.
+    All sequences of a request are as long, since their lengths are forced. The ancestry
+    of beams is that of recorded searches (see `beams`): an assumption.
 
     Args:
       dataset: `sharegpt`, `alpaca`, `wmt16`: sentences to translate (`sentences`), or
         `chat`: whole chats like ShareGPT's (`chats`).
       rate: requests a second.
       seconds: how long requests arrive.
-      seed: decides lengths and arrivals.
+      seed: decides lengths and arrivals, and which search each request repeats.
       n: sequences of each request.
+      beam_width: beams of each request, if it is a beam search; then n is 1.
       prefix_len: tokens that the prompts of `wmt16` begin with.
       cv: of the distances between arrivals; 1: they are Poisson (see `arrivals`).
+      correlation: of prompt and output lengths, see `draw_lengths`.
 
     Raises:
-      UserError: a prefix of prompts that have none.
+      UserError: no search of that width is recorded, or several sequences of beams; a
+        prefix of prompts that have none.
     """
+    if n > 1 and beam_width > 1:
+        raise UserError(f"n is {n} and beam_width {beam_width}; one of them must be 1")
     if prefix_len and dataset != SENTENCES:
         raise UserError(
             f"prefix_len is {prefix_len} and dataset {dataset!r}; only prompts of "
             f"{SENTENCES!r} have a prefix: use 0"
         )
     count = max(round(rate * seconds), 1)
-    arrivals_rng, lengths_rng = (np.random.default_rng((seed, i)) for i in range(2))
+    arrivals_rng, lengths_rng, searches_rng = (
+        np.random.default_rng((seed, i)) for i in range(3)
+    )
     if dataset == SENTENCES:
         lengths = draw_sentences(lengths_rng, count, prefix_len, MAX_MODEL_LEN)
     elif dataset == CHATS:
         lengths = draw_chats(lengths_rng, count, MAX_MODEL_LEN)
     else:
-        lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN)
-    outputs = np.repeat(lengths[:, 1:], n, axis=1)
+        lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN, correlation)
+    outputs = np.repeat(lengths[:, 1:], max(n, beam_width), axis=1)
+    search = None
+    if beam_width > 1:
+        search = draw_searches(searches_rng, count, recorded_parents(beam_width))
     arrivals = gamma_arrivals(arrivals_rng, count, rate, cv)
-    return Trace(arrivals, lengths[:, 0], outputs)
+    return Trace(arrivals, lengths[:, 0], outputs, search=search)
 
 
 def evaluate(
@@ -95,11 +109,13 @@ def evaluate(
     if slots is None:
         # Powers of two, so that runs of similar size share a compiled program.
         slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
+    width = trace.beam_width
     config = systems.engine_config(
         system,
         setup,
         dataset=dataset,
-        n=trace.n,
+        n=trace.n if width == 1 else 1,
+        beam_width=width,
         slots=slots,
         prefixes=int(prefix_len > 0),
         **changes,

@@ -8,7 +8,7 @@ to it, the host reads what has ended and puts new requests into those slots.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.errors import UserError
+from experiments.simulator.beams import EnteringBeams, Searches, enter_beams
 from experiments.simulator.block_names import (
     EnteringNames,
     init_names,
@@ -100,6 +101,7 @@ class _Entry(NamedTuple):
       arrival: Time[R].
       prefix_row: i32[]. Row of the registered prefix; -1 without one.
       names: of the blocks of prompts; () without a prefix cache.
+      beams: of beam searches; () where there are none.
     """
 
     slots: jax.Array
@@ -113,6 +115,7 @@ class _Entry(NamedTuple):
     arrival: Time
     prefix_row: jax.Array
     names: EnteringNames | tuple[()]
+    beams: EnteringBeams | tuple[()]
 
 
 def simulator_config(config: EngineConfig, log_length: int = 1) -> StepConfig:
@@ -121,15 +124,7 @@ def simulator_config(config: EngineConfig, log_length: int = 1) -> StepConfig:
     Args:
       config: as the engine's; what concerns the model is not looked at.
       log_length: rows of the step log that are kept; 1: only sums are.
-
-    Raises:
-      UserError: settings that need the tokens themselves.
     """
-    if config.max_beam_width > 1:
-        raise UserError(
-            f"engine.max_beam_width is {config.max_beam_width}; a simulation has no "
-            "logits to search: use 1"
-        )
     return dataclasses.replace(
         config.step_config(), max_stop_ids=0, max_logprobs=0, log_length=log_length
     )
@@ -157,6 +152,7 @@ def init_simulator(
     config: EngineConfig,
     program: SimulatorProgram,
     window: tuple[int, int],
+    searches: Searches,
     closed: ClosedLoop | tuple[()] = (),
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
@@ -179,6 +175,7 @@ def init_simulator(
         window=jnp.array(window, jnp.int32),
         totals=jnp.zeros(NUM_TOTALS, jnp.float32),
         closed=closed,
+        ancestry=searches.on_device(static.num_requests),
     )
     return jax.tree.map(lambda x: x.copy(), state)
 
@@ -213,9 +210,13 @@ def _enter(state: SimulatorState, new: _Entry) -> SimulatorState:
         status=put(requests.status, RequestStatus.EMPTY),
         timeline=put(requests.timeline, -1),
     )
+    beams, ancestry = state.scheduler.beams, state.ancestry
+    if isinstance(new.beams, EnteringBeams):
+        beams, ancestry = enter_beams(beams, ancestry, slots, new.beams)
     return dataclasses.replace(
         state,
-        scheduler=dataclasses.replace(state.scheduler, requests=requests),
+        scheduler=dataclasses.replace(state.scheduler, requests=requests, beams=beams),
+        ancestry=ancestry,
         arrival=state.arrival.put(slots, new.arrival),
         pending=push_back(state.pending, new.leaders, new.count),
         closed=closed,
@@ -237,6 +238,7 @@ def simulate(
     think_s: float = 0.0,
     keep_requests: bool = True,
     until: float = math.inf,
+    recorded: Sequence[np.ndarray] | None = None,
 ) -> Results:
     """Serves a trace.
 
@@ -257,9 +259,12 @@ def simulate(
       until: seconds after which the run may end, at the host's next look: no step
         before them is missing. What has not ended then has infinite times, and what
         has not come yet is left out.
+      recorded: of beam searches, the parents that they repeat, i8[steps, k] each; None:
+        those that come with the project.
 
     Raises:
-      UserError: requests that are too long, or too many at once for the slots; settings
+      UserError: requests that are too long, or too many at once for the slots; beam
+        searches that the program is not for, or of which none are recorded; settings
         that do not go with the trace.
     """
     source = [trace] if isinstance(trace, Trace) else trace
@@ -267,7 +272,8 @@ def simulate(
     if clients:
         check_clients(clients, think_s)
         closed = init_clients(clients, think_s)
-    state = init_simulator(config, program, window, closed)
+    searches = Searches(config.max_beam_width, recorded)
+    state = init_simulator(config, program, window, searches, closed)
     totals = np.zeros(NUM_TOTALS)
     log: list[np.ndarray] = []
     keeps_log = program.config.log_length > 1
@@ -282,6 +288,7 @@ def simulate(
         config,
         program,
         (piece for piece in source if len(piece)),
+        searches,
         prefix=(prefix_len, prefix_row),
         closed=clients > 0,
         times=RequestTimes() if keep_requests else None,
@@ -353,6 +360,7 @@ class _Host:
         config: EngineConfig,
         program: SimulatorProgram,
         source: Iterator[Trace],
+        searches: Searches,
         prefix: tuple[int, int],
         closed: bool,
         times: RequestTimes | None,
@@ -363,11 +371,12 @@ class _Host:
           config: the engine's settings.
           program: the static part.
           source: pieces of the trace.
+          searches: that beam searches repeat.
           prefix: tokens that prompts begin with, and the row that holds them or -1.
           closed: whether clients send the requests.
           times: where to note those of each request, if anywhere.
         """
-        self._config, self._source = config, source
+        self._config, self._source, self._searches = config, source, searches
         self._prefix_len, self._prefix_row = prefix
         self._closed = closed
         self._reserve = MANAGERS[config.memory].reserve
@@ -457,6 +466,7 @@ class _Host:
             names=pack_names(
                 self._program.config, [t.names for t in taken], numbers, n, rows
             ),
+            beams=self._searches.beams_of(taken, rows),
         )
 
     def _check(

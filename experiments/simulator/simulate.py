@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from experiments.simulator.beams import Ancestry, repeat_step
 from experiments.simulator.block_names import count_found, names_again
 from experiments.simulator.clock import Time, advance, later, not_after
 from experiments.simulator.closed_loop import ClosedLoop, idle_clients, send
@@ -67,6 +68,7 @@ class SimulatorState:
       window: i32[2]. Seconds from which on, and up to which, steps count.
       totals: f32[NUM_TOTALS]. Sums over the steps that count.
       closed: the clients of a closed loop; () if requests come when they come.
+      ancestry: what beam searches repeat; () where there are none.
     """
 
     scheduler: SchedulerState
@@ -78,6 +80,7 @@ class SimulatorState:
     window: jax.Array
     totals: jax.Array
     closed: ClosedLoop | tuple[()] = ()
+    ancestry: Ancestry | tuple[()] = ()
 
 
 def _next_start(state: SimulatorState) -> Time:
@@ -118,7 +121,12 @@ def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
     return dataclasses.replace(state, scheduler=scheduler, now=now, pending=pending)
 
 
-def _samples(config: StepConfig, scheduler: SchedulerState, plan: Plan) -> Samples:
+def _samples(
+    config: StepConfig,
+    scheduler: SchedulerState,
+    plan: Plan,
+    ancestry: Ancestry | tuple[()],
+) -> Samples:
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
@@ -130,7 +138,7 @@ def _samples(config: StepConfig, scheduler: SchedulerState, plan: Plan) -> Sampl
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
-        (),
+        repeat_step(ancestry, scheduler) if isinstance(ancestry, Ancestry) else (),
     )
 
 
@@ -189,7 +197,8 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     if config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    scheduler = commit(config, scheduler, plan, _samples(config, scheduler, plan))
+    samples = _samples(config, scheduler, plan, state.ancestry)
+    scheduler = commit(config, scheduler, plan, samples)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
     started = state.now

@@ -67,6 +67,7 @@ def engine_config(
     *,
     dataset: str = "sharegpt",
     n: int = 1,
+    beam_width: int = 1,
     slots: int = 8192,
     prefixes: int = 0,
     **changes: Any,
@@ -76,7 +77,9 @@ def engine_config(
     - `vllm`: paged memory, sharing, a watermark of 1%, whole prompts in steps of up to
       2560 tokens, recompute for one sequence and swap for several.
     - `orca_*`: reserves at admission, from a buddy allocator; nothing is shared and
-      nobody preempted; each of n sequences is one of its own.
+      nobody preempted; each of n sequences is one of its own, and each beam takes a
+      chunk of its own (paper, section 6.3). What a beam takes over of another is copied
+      from chunk to chunk, and no time counts for that.
     - `ft`: batches at the level of requests, each run to its longest.
 
     Args:
@@ -84,6 +87,7 @@ def engine_config(
       setup: what it runs on.
       dataset: `sharegpt` or `alpaca`, for `ft`.
       n: sequences of a request.
+      beam_width: beams of a search; a request for n sequences has 1.
       slots: sequences that the simulator holds at once.
       prefixes: that are registered, 0 or 1; `vllm` alone shares them.
       changes: other settings of the engine. Another `block_size` divides the same
@@ -100,7 +104,8 @@ def engine_config(
             f"the paper has no batch size of ft for {setup.model} and {dataset!r}; "
             "choose another system"
         )
-    seqs = setup.static_batch[dataset] * n if static else MAX_SEQS
+    several = max(n, beam_width)
+    seqs = setup.static_batch[dataset] * several if static else MAX_SEQS
     block_size = changes.get("block_size", BLOCK_SIZE)
     rules = dict(
         block_size=block_size,
@@ -110,6 +115,7 @@ def engine_config(
         max_requests=slots,
         max_prefixes=prefixes if system == "vllm" else 0,
         max_n=n,
+        max_beam_width=beam_width,
         token_budget=seqs * MAX_MODEL_LEN if static else TOKEN_BUDGET,
         chunked_prefill=False,
         watermark=0.01,

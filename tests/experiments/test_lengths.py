@@ -47,6 +47,26 @@ def test_input_and_output_are_independent():
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.05
 
 
+@pytest.mark.parametrize("correlation", [-0.5, 0.3])
+def test_they_may_depend_on_each_other_with_the_same_quantiles(correlation):
+    rngs = (np.random.default_rng(1) for _ in range(2))
+    drawn = draw_lengths(next(rngs), 5000, "alpaca", 1.0, 10_000, correlation)
+    alone = draw_lengths(next(rngs), 5000, "alpaca", 1.0, 10_000)
+    ranks = np.argsort(np.argsort(drawn, axis=0, kind="stable"), axis=0)
+    # The rank correlation of two Gaussian variables.
+    wanted = 6 / np.pi * np.arcsin(correlation / 2)
+    assert np.corrcoef(ranks.T)[0, 1] == pytest.approx(wanted, abs=0.04)
+    np.testing.assert_allclose(
+        np.sort(drawn, axis=0)[:-50], np.sort(alone, axis=0)[:-50], atol=1
+    )
+
+
+@pytest.mark.parametrize("correlation", [-1.0, 1.0, float("nan")])
+def test_a_correlation_out_of_range_is_refused(correlation):
+    with pytest.raises(UserError, match="above -1 and below 1"):
+        draw_lengths(np.random.default_rng(0), 9, "alpaca", 1.0, 99, correlation)
+
+
 @pytest.mark.parametrize("dataset", datasets())
 @pytest.mark.parametrize("scale,limit", [(1, 1024), (4, 256), (16, 64)])
 def test_lengths_fit_the_model_and_are_positive(dataset, scale, limit):
