@@ -71,10 +71,6 @@ def draw_lengths(
       UserError: next to no pair of lengths fits the model length, or a correlation out
         of range.
     """
-    if not -1 < correlation < 1:
-        raise UserError(
-            f"correlation is {correlation}; it must be above -1 and below 1"
-        )
 
     def lengths(which: str, share: np.ndarray) -> np.ndarray:
         scaled = np.rint(quantile(dataset, which, share) / scale)
@@ -118,13 +114,16 @@ def draw_pairs(
       count: N, requests.
       dataset: one of `datasets()`.
       longest: input and output together, in tokens; no less than in the figure (2048).
-      correlation: of input and output, see `draw_lengths`.
+      correlation: as of `draw_lengths`.
 
     Returns:
       i64[N, 2], input and output lengths; each pair sums to `longest` or less.
+
+    Raises:
+      UserError: a correlation out of range.
     """
     both = zip(("input", "output"), _shares(rng, count, correlation))
-    inputs, outputs = (_from_histogram(dataset, *one) for one in both)
+    inputs, outputs = (_from_histogram(dataset, which, share) for which, share in both)
     for i in np.flatnonzero(inputs + outputs > longest):
         for j in rng.integers(count, size=_TRIES):
             if max(inputs[i] + outputs[j], inputs[j] + outputs[i]) <= longest:
@@ -148,6 +147,10 @@ def _shares(
     rng: np.random.Generator, count: int, correlation: float
 ) -> list[np.ndarray]:
     """Returns two f64[N] in [0, 1), one in each of N equal intervals, shuffled."""
+    if not -1 < correlation < 1:
+        raise UserError(
+            f"correlation is {correlation}; it must be above -1 and below 1"
+        )
     if correlation == 0:
         return [(rng.permutation(count) + rng.random(count)) / count for _ in range(2)]
     one, other = rng.standard_normal((2, count))

@@ -90,8 +90,7 @@ def engine_config(
       beam_width: beams of a search; a request for n sequences has 1.
       slots: sequences that the simulator holds at once.
       prefixes: that are registered, 0 or 1; `vllm` alone shares them.
-      changes: other settings of the engine. Another `block_size` divides the same
-        memory, unless there is a `num_blocks` too.
+      changes: other settings of the engine.
 
     Raises:
       UserError: no such system, or no batch size of `ft` for the dataset.
@@ -106,10 +105,9 @@ def engine_config(
         )
     several = max(n, beam_width)
     seqs = setup.static_batch[dataset] * several if static else MAX_SEQS
-    block_size = changes.get("block_size", BLOCK_SIZE)
     rules = dict(
-        block_size=block_size,
-        num_blocks=setup.num_blocks * BLOCK_SIZE // block_size,
+        block_size=BLOCK_SIZE,
+        num_blocks=setup.num_blocks,
         max_model_len=MAX_MODEL_LEN,
         max_seqs=seqs,
         max_requests=slots,

@@ -6,10 +6,11 @@ is not in the cost model, but for the copies of a swap (paper, section 7.2 and 7
 
 from experiments.attribution import Row
 from experiments.claim import Claim
+from experiments.simulator.systems import BLOCK_SIZE, SETUPS
 from experiments.studies.seeds import ratio
 from experiments.studies.study import Scale
 from experiments.studies.study_claim import study_claim
-from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
+from experiments.studies.variants import BASE, SOURCE, Ablation, Variant, of_variant
 
 TITLE = "Block size, workload and preemption"
 
@@ -20,6 +21,7 @@ _POLICIES = ("recompute", "swap")
 
 
 def _variants(scale: Scale) -> list[Variant]:
+    slots = SETUPS[BASE["setup"]].num_blocks * BLOCK_SIZE
     return [
         Variant(
             f"{dataset}, {policy}",
@@ -27,7 +29,11 @@ def _variants(scale: Scale) -> list[Variant]:
             {
                 "dataset": dataset,
                 "guess": guess,
-                "engine": {"block_size": size, "preemption": policy},
+                "engine": {
+                    "block_size": size,
+                    "num_blocks": slots // size,
+                    "preemption": policy,
+                },
             },
         )
         for dataset, guess in _DATASETS.items()

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.attribution import Row
+from experiments.simulator.systems import BLOCK_SIZE, SETUPS
 from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.study import Scale, Task
 
@@ -13,6 +14,7 @@ BLOCK_SIZES = tuple(2**power for power in range(9))
 # The artifact's load points: name, requests/s.
 DATASETS = {"sharegpt": ("ShareGPT", 2.01), "alpaca": ("Alpaca", 30.1)}
 _SECONDS = 600
+_SLOTS = SETUPS["opt-13b"].num_blocks * BLOCK_SIZE
 
 
 def sizes(scale: Scale) -> tuple[int, ...]:
@@ -39,7 +41,11 @@ def serving_tasks(scale: Scale, preemption: str) -> list[Task]:
                 "rate": rate,
                 "seconds": _SECONDS,
                 "window": [0, _SECONDS],
-                "engine": {"block_size": size, "preemption": preemption},
+                "engine": {
+                    "block_size": size,
+                    "num_blocks": _SLOTS // size,
+                    "preemption": preemption,
+                },
                 # As many for both datasets: they share the compiled programs.
                 "slots": 1 << 15,
                 "block_size": size,

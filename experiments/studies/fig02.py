@@ -9,7 +9,7 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.figures import BLUE, ORANGE, SKY, to_png
 from experiments.studies.paper import NAMES, SOURCE, numbers
-from experiments.studies.seeds import over_seeds
+from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.serve import serve
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
@@ -69,7 +69,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
             made.append(
                 study_claim(
                     f"fig02.{part}.{system}",
-                    over_seeds(rows, _share(part), system=system),
+                    _found(rows, part, system),
                     paper=paper,
                     unit="% of all slots",
                     kind="memory",
@@ -81,13 +81,21 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
     return made
 
 
-# The paper draws the blocks that vLLM has not filled half as one, half as the other.
-_HALVES = "of what is granted and not filled, the paper's figure gives each a half"
+_HALVES = "half of what is granted and not filled, as the paper's figure has it"
 _NOTES = {("reservation", "vllm"): _HALVES, ("internal", "vllm"): _HALVES}
 
 
-def _share(part: str):
-    return lambda metrics: 100 * metrics[f"kv_breakdown.{part}"]
+def _found(rows: list[Row], part: str, system: str) -> Estimate | None:
+    """Returns a part in percent; of vLLM as the paper draws it."""
+
+    def share(metrics: dict[str, Any]) -> float:
+        parts = (part,)
+        if (part, system) in _NOTES:
+            parts = ("reservation", "internal")
+        shares = [metrics[f"kv_breakdown.{one}"] for one in parts]
+        return 100 * sum(shares) / len(shares)
+
+    return over_seeds(rows, share, system=system)
 
 
 def draw(rows: list[Row], scale: Scale) -> Figures:
@@ -141,5 +149,5 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
 
 
 def _mean(rows: list[Row], part: str, system: str) -> float:
-    found = over_seeds(rows, _share(part), system=system)
+    found = _found(rows, part, system)
     return np.nan if found is None else found.mean
