@@ -93,7 +93,7 @@ def send(
     closed, pending = state.closed, state.pending
     assert isinstance(closed, ClosedLoop)
     at = advance(state.now, closed.think) if think else state.now
-    count = jnp.minimum(idle_clients(state, together), closed.unsent)
+    count = jnp.clip(idle_clients(state, together), 0, closed.unsent)
     first = pending.head + pending.count - closed.unsent
     size = pending.slots.shape[0]
 

@@ -13,7 +13,6 @@ from experiments.simulator.recorded import longest, to_traces
 from experiments.simulator.run import Results, make_program, simulate
 from paged_jax.config import EngineConfig
 
-
 _NO_OVERHEADS = Overheads()
 
 

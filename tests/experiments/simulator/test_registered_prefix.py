@@ -14,8 +14,18 @@ PREFIX = 10  # of which two blocks of 4 are shared
 
 @pytest.mark.parametrize(
     "changes, n",
-    [({}, 1), ({"preemption": "swap", "token_budget": 6}, 1), ({"max_n": 3}, 3)],
-    ids=["recompute", "swap", "several"],
+    [
+        pytest.param({}, 1, id="recompute"),
+        pytest.param(
+            {"preemption": "swap", "token_budget": 6},
+            1,
+            id="swap",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"max_n": 3, "num_blocks": 30}, 3, id="several", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_its_batches_are_the_engines(changes, n):
     engine = make_engine(
@@ -35,8 +45,9 @@ def test_its_batches_are_the_engines(changes, n):
         engine.step(512)
     found = run(engine.config, trace, log_length=2048, prefix_len=PREFIX)
     assert_same_log(found.log, engine.stats.log)
-    assert found.log[:, Field.PREEMPTED].sum() > 0
     assert found.means["block_saving"] > 0.1
+    if n == 1:
+        assert found.log[:, Field.PREEMPTED].sum() > 0
 
 
 def test_the_clock_starts_when_the_prefix_is_there():
