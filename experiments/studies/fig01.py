@@ -13,7 +13,7 @@ from experiments.figures import BLUE, STYLE, VERMILION, to_png
 from experiments.simulator.costs import RooflineCosts
 from experiments.simulator.hardware import HARDWARE
 from experiments.simulator.model_profiles import MODELS
-from experiments.simulator.systems import PAPER_OVERHEADS, SETUPS
+from experiments.simulator.systems import BLOCK_SIZE, PAPER_OVERHEADS, SETUPS
 from experiments.simulator.work import decode_work
 from experiments.studies.calibration import context_of_fig1
 from experiments.studies.fig02 import overload
@@ -66,7 +66,7 @@ def throughput(batch: float) -> float:
 
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
-    """Returns throughput by batch, the memory's parts, and how many requests fit."""
+    """Returns throughput by batch, the memory's parts, and what a request takes."""
     del scale  # in every preset the same
     made = []
     for batch, paper in numbers()["fig01"]["throughput"]:
@@ -98,22 +98,38 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
             )
         )
     for system, (name, _) in _SYSTEMS.items():
+        (_, none), (requests, full) = numbers()["fig01"]["memory_gb"][name]
         made.append(
             study_claim(
-                f"fig01.requests.{system}",
-                _requests(rows, system),
-                paper=numbers()["fig01"]["memory_gb"][name][-1][0],
-                unit="requests in a full memory",
+                f"fig01.gb_per_request.{system}",
+                _gb_per_request(rows, system),
+                paper=(full - none) / requests,
+                unit="GB",
                 kind="memory",
                 source=f"{SOURCE} Fig 1",
-                note="where the drawn line ends; here the mean under overload",
+                note=_NOTES[system],
             )
         )
     return made
 
 
-def _requests(rows: list[Row], system: str) -> Estimate | None:
-    return over_seeds(rows, lambda m: m["mean_running"], system=system)
+_NOTES = {
+    "orca_max": "slope of the drawn line",
+    "vllm": "slope of the drawn line, which has as many requests as Fig 2's do not fit",
+}
+
+
+def _gb_per_request(rows: list[Row], system: str) -> Estimate | None:
+    """Returns what a running request has of the pool, rounding of chunks apart."""
+    slots = SETUPS[_SETUP].num_blocks * BLOCK_SIZE
+    pool = slots * MODELS[_SETUP].kv_bytes_per_token / 1e9
+
+    def read(metrics: dict[str, Any]) -> float:
+        parts = ("token_states", "reservation", "internal")
+        share = sum(metrics[f"kv_breakdown.{part}"] for part in parts)
+        return pool * share / metrics["mean_running"]
+
+    return over_seeds(rows, read, system=system)
 
 
 def draw(rows: list[Row], scale: Scale) -> Figures:
@@ -144,20 +160,24 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
 def _draw_parts(ax: Axes, memory: dict[str, float]) -> None:
     sizes = [memory[part] for part in PARTS]
     names = [
-        f"{label}\n{size / 1e9:.1f} GB, {100 * size / memory['total']:.0f}%"
+        f"{label}: {size / 1e9:.1f} GB, {100 * size / memory['total']:.0f}%"
         for (label, _), size in zip(PARTS.values(), sizes, strict=True)
     ]
-    ax.pie(
+    wedges, *_ = ax.pie(
         sizes,
-        labels=names,
         colors=[color for _, color in PARTS.values()],
         startangle=90,
         counterclock=False,
-        radius=0.9,
         wedgeprops={"edgecolor": "white"},
-        textprops={"fontsize": 9},
     )
-    ax.set_title("A100 40GB, OPT-13B")
+    ax.legend(
+        wedges,
+        names,
+        title="A100 40GB, OPT-13B",
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.05),
+        fontsize=9,
+    )
 
 
 def _draw_memory(ax: Axes, rows: list[Row]) -> None:
@@ -165,9 +185,10 @@ def _draw_memory(ax: Axes, rows: list[Row]) -> None:
     bottom, top = memory["weights"] / 1e9, (memory["weights"] + memory["kv"]) / 1e9
     for system, (name, color) in _SYSTEMS.items():
         label = "existing systems" if name == "existing" else "vLLM"
-        found = _requests(rows, system)
+        found = _gb_per_request(rows, system)
         if found is not None:
-            ax.plot([0, found.mean], [bottom, top], color=color, label=label)
+            most = (top - bottom) / found.mean
+            ax.plot([0, most], [bottom, top], color=color, label=label)
         x, y = np.array(numbers()["fig01"]["memory_gb"][name]).T
         ax.plot(x, y, "o", color=color, mfc="none", label=f"{label}, paper")
     ax.axhline(bottom, color="black", linewidth=0.8, linestyle=":")

@@ -136,6 +136,7 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                         ha="center",
                         va="center",
                         fontsize=8,
+                        color="white" if ours and part == "token_states" else "black",
                     )
             bottom += np.nan_to_num(values)
     ax.set_xticks(places, [f"{NAMES[s]}\npaper | here" for s in SYSTEMS])

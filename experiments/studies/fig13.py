@@ -101,7 +101,7 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                 ax.legend()
             ax.set_xticks(places, [NAMES[s].replace(" ", "\n") for s in SYSTEMS])
             ax.set_title(f"({panel}) {_DATASETS[dataset]}, {rate:g} requests/s")
-            ax.set_ylim(0, 1.15 * np.nanmax([*means, 1.0]))
+            ax.set_ylim(0, 1.15 * np.nanmax([1.0, *means, *filter(None, paper)]))
         axes[0].set_ylabel("requests that run at once")
     caption = "Fig 13: running requests, mean over iterations (OPT-13B)."
     if scale.mark:

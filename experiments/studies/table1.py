@@ -5,6 +5,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.attribution import Row
 from experiments.claim import Claim
@@ -114,7 +115,7 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                     edgecolor="white",
                     label=label if place == 0 else None,
                 )
-                if share > 4:
+                if share > 7.5:
                     ax.text(
                         left + share / 2,
                         place,
@@ -135,7 +136,6 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                 "k|",
                 markersize=46,
                 markeredgewidth=1.5,
-                label="where these end in the paper" if place == 0 else None,
             )
             labels.append(
                 f"{setup.model.upper()}\n{setup.num_devices} x "
@@ -147,6 +147,9 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
         ax.invert_yaxis()
         ax.set_xlim(0, 100)
         ax.set_xlabel("% of the usable memory")
-        figure.legend(loc="outside upper center", ncols=5, fontsize=9)
+        mark = Line2D([], [], color="black", marker="|", linestyle="", markersize=12)
+        mark.set_label("ends in the paper")
+        handles = [*ax.get_legend_handles_labels()[0], mark]
+        figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=9)
         caption = "Table 1: what the memory of all GPUs of a model holds."
         return {"table1.png": (caption, to_png(figure))}

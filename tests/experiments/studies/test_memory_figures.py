@@ -141,7 +141,12 @@ def test_fig_03_divides_the_pool_of_each_manager():
 def fig01_metrics(settings):
     if settings["what"] == "model":
         return fig01.run(settings)
-    return {"mean_running": {"orca_max": 7.9, "vllm": 38.0}[settings["system"]]}
+    running, granted = {"orca_max": (7, 0.911), "vllm": (38.4, 0.98)}[
+        settings["system"]
+    ]
+    parts = {"token_states": granted, "reservation": 0.0, "internal": 0.0}
+    shares = {f"kv_breakdown.{part}": share for part, share in parts.items()}
+    return shares | {"mean_running": running}
 
 
 def test_fig_01_holds_and_fails_where_a_number_is_off():
@@ -153,7 +158,7 @@ def test_fig_01_holds_and_fails_where_a_number_is_off():
     for row in rows[1:]:
         row["metrics"]["mean_running"] *= 0.9
     found = holds(fig01, rows)
-    failed = {"throughput.vllm.40", "requests.orca_max", "requests.vllm"}
+    failed = {"throughput.vllm.40", "gb_per_request.orca_max", "gb_per_request.vllm"}
     assert {id for id, one in found.items() if one is False} == {
         f"fig01.{name}" for name in failed
     }
