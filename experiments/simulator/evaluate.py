@@ -87,6 +87,7 @@ def evaluate(
     window: tuple[int, int] | None = None,
     prefix_len: int = 0,
     until: float = math.inf,
+    give_up_above: float | None = None,
     slots: int | None = None,
     change: Callable[[SimulatorProgram], SimulatorProgram] | None = None,
     **changes: Any,
@@ -101,14 +102,14 @@ def evaluate(
       window: seconds from which on, and up to which, steps count in the means.
       prefix_len: tokens that all prompts begin with; `vllm` shares their whole blocks.
       until: seconds after which the run may end, see `simulate`.
-      slots: sequences that the simulator holds at once; None: enough for all.
+      give_up_above: normalized latency above which the run need not be finished.
+      slots: sequences that the simulator holds at once; None: those of
+        `systems.engine_config`, as many whatever the trace, so that runs share a
+        compiled program.
       change: makes the program that is run of the system's own.
       changes: other settings of the engine, see `systems.engine_config`.
     """
     setup = SETUPS[setup_name]
-    if slots is None:
-        # Powers of two, so that runs of similar size share a compiled program.
-        slots = 1 << max(len(trace) * trace.n - 1, 255).bit_length()
     width = trace.beam_width
     config = systems.engine_config(
         system,
@@ -116,22 +117,32 @@ def evaluate(
         dataset=dataset,
         n=trace.n if width == 1 else 1,
         beam_width=width,
-        slots=slots,
         prefixes=int(prefix_len > 0),
+        **({} if slots is None else {"slots": slots}),
         **changes,
     )
     program = systems.program(system, setup, config)
     if change is not None:
         program = change(program)
     where = {} if window is None else {"window": window}
-    shared = prefix_len if config.max_prefixes else 0
-    return simulate(config, trace, program, prefix_len=shared, until=until, **where)
+    return simulate(
+        config,
+        trace,
+        program,
+        prefix_len=prefix_len if config.max_prefixes else 0,
+        until=until,
+        give_up_above=give_up_above,
+        **where,
+    )
 
 
 def normalized_latency(results: Results) -> float:
     """Returns the mean of latency / output tokens, in seconds (paper, section 6.1).
 
-    Requests that were rejected are left out. Infinite if any has not ended.
+    Requests that were rejected are left out. Infinite if the run was ended before all
+    was served.
     """
+    if results.gave_up:
+        return float("inf")
     latency = (results.ended - results.arrival) / results.output_len
     return float(np.nanmean(latency))

@@ -2,7 +2,8 @@
 
 A trace with as many requests as there are slots runs in one go on the device. A longer
 one streams through: whenever the device has come to where the next arrival is not known
-to it, the host reads what has ended and puts new requests into those slots.
+to it, and might matter, the host reads what has ended and puts new requests into those
+slots. In an overload they come late, behind many others: as they would anyway.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ from experiments.simulator.closed_loop import (
     init_clients,
     send,
 )
+from experiments.simulator.giving_up import all_fit, least_latency
 from experiments.simulator.registered_prefix import (
     check_prefix,
     enter_prefix,
@@ -42,6 +44,7 @@ from experiments.simulator.simulate import (
     SimulatorState,
     simulate_steps,
 )
+from experiments.simulator.stamps import Stamps
 from experiments.simulator.totals import NUM_TOTALS, summarise_totals
 from experiments.simulator.trace import Trace
 from paged_jax.config import EngineConfig, StepConfig
@@ -72,6 +75,8 @@ class Results(NamedTuple):
       steps: in all.
       means: over the steps that count, see `totals.summarise_totals`.
       log: f32[G, F], rows of the step log, if they were asked for.
+      gave_up: whether the run was cut short, see `simulate`. What had not ended then
+        has infinite times, and what had not arrived is missing.
     """
 
     arrival: np.ndarray
@@ -84,6 +89,7 @@ class Results(NamedTuple):
     steps: int
     means: dict[str, float]
     log: np.ndarray
+    gave_up: bool = False
 
 
 class _Entry(NamedTuple):
@@ -93,11 +99,7 @@ class _Entry(NamedTuple):
       slots: i32[R].
       leaders: i32[R]. Of those, the ones that will stand in the queue, in order.
       count: i32[]. How many of `leaders` are valid.
-      prompt_len: i32[R].
-      max_len: i32[R].
-      reserved_len: i32[R].
-      arrival_order: i32[R].
-      group: i32[R].
+      prompt_len, max_len, reserved_len, arrival_order, group: i32[R].
       arrival: Time[R].
       prefix_row: i32[]. Row of the registered prefix; -1 without one.
       names: of the blocks of prompts; () without a prefix cache.
@@ -138,7 +140,7 @@ def make_program(
     together: bool = False,
     log_length: int = 1,
 ) -> SimulatorProgram:
-    """Returns the static part of a simulation; see `SimulatorProgram`."""
+    """Returns what a simulated step does; see `SimulatorProgram`."""
     return SimulatorProgram(
         simulator_config(config, log_length),
         MANAGERS[config.memory].on_device(),
@@ -156,10 +158,8 @@ def init_simulator(
     closed: ClosedLoop | tuple[()] = (),
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
-    # One position: what lies past it is dropped, and nothing reads tokens.
-    static = dataclasses.replace(program.config, max_model_len=1)
-    rows = static.num_requests + 1
-    start = make_times(np.zeros(rows))
+    # No room for tokens: nothing reads them.
+    static = dataclasses.replace(program.config, max_model_len=0)
     scheduler = init_scheduler(
         static, MANAGERS[config.memory], config.batching == "static"
     )
@@ -168,9 +168,8 @@ def init_simulator(
     state = SimulatorState(
         scheduler=scheduler,
         now=make_times(0.0),
-        arrival=start,
-        first_token=start,
-        ended=start,
+        arrival=make_times(np.zeros(static.num_requests + 1)),
+        ends=make_times(np.zeros(max(static.log_length, _PIECE))),
         pending=init_queue(static.num_requests),
         window=jnp.array(window, jnp.int32),
         totals=jnp.zeros(NUM_TOTALS, jnp.float32),
@@ -223,7 +222,7 @@ def _enter(state: SimulatorState, new: _Entry) -> SimulatorState:
     )
 
 
-_run = jax.jit(simulate_steps, static_argnums=0, donate_argnums=1)
+_run = jax.jit(simulate_steps, donate_argnums=1)
 _send = jax.jit(send, static_argnums=(1, 2), donate_argnums=0)
 
 
@@ -238,13 +237,15 @@ def simulate(
     think_s: float = 0.0,
     keep_requests: bool = True,
     until: float = math.inf,
+    give_up_above: float | None = None,
     recorded: Sequence[np.ndarray] | None = None,
 ) -> Results:
     """Serves a trace.
 
     Args:
-      config: settings of the engine; `max_requests` slots for sequences that have
-        arrived and not ended, and for those that come next.
+      config: settings of the engine; `max_requests` slots for sequences that run, for
+        `max_seqs` requests that wait, and for those that come next. More may wait; of
+        them, `means["mean_waiting"]` counts those that have slots.
       trace: the requests; or pieces of them, as they come.
       program: from `make_program`, of the same settings.
       window: seconds from which on, and up to which, steps count in the means.
@@ -259,6 +260,9 @@ def simulate(
       until: seconds after which the run may end, at the host's next look: no step
         before them is missing. What has not ended then has infinite times, and what
         has not come yet is left out.
+      give_up_above: seconds a token; ends the run when the mean of latency / output
+        tokens is sure to come out above. Not with pieces, whose number is not known,
+        nor where a request may be rejected, nor without the requests' times.
       recorded: of beam searches, the parents that they repeat, i8[steps, k] each; None:
         those that come with the project.
 
@@ -272,6 +276,7 @@ def simulate(
     if clients:
         check_clients(clients, think_s)
         closed = init_clients(clients, think_s)
+    may_give_up = isinstance(trace, Trace) and all_fit(config) and not clients
     searches = Searches(config.max_beam_width, recorded)
     state = init_simulator(config, program, window, searches, closed)
     totals = np.zeros(NUM_TOTALS)
@@ -293,8 +298,8 @@ def simulate(
         closed=clients > 0,
         times=RequestTimes() if keep_requests else None,
     )
-    stuck = started = False
-    while True:
+    steps, stuck, started = 0, False, False
+    while not host.is_done:
         entry = host.refill()
         if entry is not None:
             state = _enter(state, entry)
@@ -312,13 +317,15 @@ def simulate(
         state = dataclasses.replace(state, totals=jnp.zeros(NUM_TOTALS, jnp.float32))
         if keeps_log:
             state = _take_log(state, log)
-        ended = host.read(state)
-        steps = int(state.scheduler.iteration)
-        if host.is_done or float(to_seconds(state.now)) >= until:
+        before, steps = steps, int(state.scheduler.iteration)
+        stuck = host.read(state) == 0 and steps == before
+        now = float(to_seconds(state.now))
+        if now >= until:
             break
-        stuck = not ended and steps == host.steps
-        host.steps = steps
-    return host.results(state, totals, np.concatenate(log) if log else np.zeros((0, 0)))
+        if may_give_up and keep_requests and give_up_above is not None:
+            if least_latency(trace, host.ends(), now) > give_up_above:
+                break
+    return host.results(state, totals, log)
 
 
 def _take_log(state: SimulatorState, log: list[np.ndarray]) -> SimulatorState:
@@ -388,11 +395,14 @@ class _Host:
         self._number = 0  # of the next request
         # Of each slot, the request and the sequence that it holds; -1: it is free.
         self._request = np.full(self._slots, -1)
-        # And when it arrives, and how long its longest output is.
+        # And when it arrives, and how long its longest output is; whether it is over,
+        # and since when.
         self._arrival = np.zeros(self._slots)
         self._output = np.zeros(self._slots, np.int64)
+        self._over = np.zeros(self._slots, bool)
+        self._ended = np.zeros(self._slots)
         self._last_arrival = 0.0
-        self.steps = 0
+        self._stamps = Stamps(self._slots, program.together)
         self._times, self._latencies = times, Latencies()
         self._rejected = 0
 
@@ -498,6 +508,7 @@ class _Host:
 
     def read(self, state: SimulatorState) -> int:
         """Reads requests that have ended; returns how many had."""
+        self._stamps.read(state)
         status = np.asarray(state.scheduler.requests.status)[: self._slots]
         over = status >= RequestStatus.FINISHED_LENGTH
         if self._program.together:
@@ -507,6 +518,10 @@ class _Host:
             over[waiting[waiting < self._slots]] = False
         over &= self._request >= 0
         slots = np.flatnonzero(over)
+        # Batches that end together are whole here: their members are over at once.
+        fresh = np.flatnonzero(over & ~self._over)
+        self._ended[fresh] = self._stamps.ends_of(state, fresh)
+        self._over[fresh] = True
         # Of several sequences, a request ends with the last.
         numbers, place, parts = np.unique(
             self._request[slots], return_inverse=True, return_counts=True
@@ -515,8 +530,8 @@ class _Host:
         slots = slots[np.argsort(self._request[slots], kind="stable")]
         slots = slots.reshape(-1, self._n)
         numbers, leader = self._request[slots[:, 0]], slots[:, 0]
-        first = to_seconds(state.first_token)[slots].min(axis=1)
-        ended = to_seconds(state.ended)[slots].max(axis=1)
+        first = self._stamps.first_token[slots].min(axis=1)
+        ended = self._ended[slots].max(axis=1)
         rejected = (status[slots] == RequestStatus.REJECTED).any(axis=1)
         first[rejected] = ended[rejected] = np.nan
         arrival = self._arrival[leader]
@@ -526,21 +541,32 @@ class _Host:
         self._latencies.add(*columns)
         if self._times is not None:
             self._times.add(numbers, *columns)
+        self._over[slots] = False
         self._rejected += int(rejected.sum())
         self._request[slots] = -1
         return len(slots)
 
+    def ends(self) -> np.ndarray:
+        """Returns when requests had ended, f64[M]; infinite for those that have not.
+
+        Those after the first M have not either.
+        """
+        assert self._times is not None
+        ended = self._times.columns[2, : self._number]
+        return np.where(np.isnan(ended), np.inf, ended)
+
     def results(
-        self, state: SimulatorState, totals: np.ndarray, log: np.ndarray
+        self, state: SimulatorState, totals: np.ndarray, log: list[np.ndarray]
     ) -> Results:
         """Returns all that was read."""
         config = self._program.config
         columns = np.zeros((4, 0))
         if self._times is not None:
+            slots = np.flatnonzero(self._request >= 0)
+            never = np.full(len(slots), np.inf)
+            unended = self._arrival[slots], never, never, self._output[slots]
+            self._times.add(self._request[slots], *unended)
             columns = self._times.columns[:, : self._number]
-            for slot in np.flatnonzero(self._request >= 0):
-                times = self._arrival[slot], np.inf, np.inf, self._output[slot]
-                columns[:, self._request[slot]] = times
         arrival, first, ended, output = columns
         return Results(
             arrival=arrival,
@@ -552,5 +578,6 @@ class _Host:
             seconds=float(to_seconds(state.now)),
             steps=int(state.scheduler.iteration),
             means=summarise_totals(totals, config.num_blocks * config.block_size),
-            log=log,
+            log=np.concatenate(log) if log else np.zeros((0, 0)),
+            gave_up=not self.is_done,
         )

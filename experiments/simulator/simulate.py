@@ -5,8 +5,8 @@ in place of the forward pass a cost model says how long the step takes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,23 @@ from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import RequestStatus, WaitingQueue, pop, push_back
 from paged_jax.sampling import Samples
 from paged_jax.scheduler import Plan, schedule
-from paged_jax.sequences import Sequences, SequenceStatus
 from paged_jax.state import SchedulerState, has_work
 from paged_jax.step_log import write_log
 
-# (work of a step) -> seconds, f32[]; hashable.
+# (work of a step) -> seconds, f32[]; a pytree, whose leaves are numbers.
 CostModel = Callable[[Work], jax.Array]
 
 
-class SimulatorProgram(NamedTuple):
-    """All that is static in a simulated step: a hashable argument of the jitted loop.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["costs"],
+    meta_fields=["config", "manager", "victim", "together"],
+)
+@dataclasses.dataclass(frozen=True)
+class SimulatorProgram:
+    """What a simulated step does: all of it static, but for the numbers of the costs.
+
+    Programs that differ in those alone share a compiled loop.
 
     Attributes:
       config: static settings, from `run.simulator_config`.
@@ -57,12 +64,12 @@ class SimulatorState:
     """The scheduler's state, and times.
 
     Attributes:
-      scheduler: as in the engine. Of tokens only the first position is kept; or, with a
-        prefix cache, a name for each block in their place (see `block_names`).
+      scheduler: as in the engine, without tokens; or, with a prefix cache, a name for
+        each block in their place (see `block_names`).
       now: the clock.
       arrival: Time[R + 1]. When each request arrives; it has a slot before that.
-      first_token: Time[R + 1]. When its first token was there.
-      ended: Time[R + 1]. When it was done.
+      ends: Time[K]. When each of the last K steps ended: step i stands at i % K. So
+        the steps that `Requests.timeline` names become times.
       pending: slots of requests that have not arrived, in order of arrival; of a group
         the leader's.
       window: i32[2]. Seconds from which on, and up to which, steps count.
@@ -74,8 +81,7 @@ class SimulatorState:
     scheduler: SchedulerState
     now: Time
     arrival: Time
-    first_token: Time
-    ended: Time
+    ends: Time
     pending: WaitingQueue
     window: jax.Array
     totals: jax.Array
@@ -142,48 +148,16 @@ def _samples(
     )
 
 
-def _stamp(
-    program: SimulatorProgram,
-    state: SimulatorState,
-    before: Sequences,
-    started: Time,
-    iteration: jax.Array,
-) -> SimulatorState:
-    """Notes when requests had their first token, and when they ended.
-
-    Args:
-      program: the static part.
-      state: after the step, its clock too.
-      before: the sequences before the step.
-      started: when it began.
-      iteration: i32[], its number.
-    """
-    sequences, requests = state.scheduler.sequences, state.scheduler.requests
-    slot, null = sequences.request, requests.null
-    events = requests.timeline[slot]
-    first = jnp.where(events[:, 1] == iteration, slot, null)
-    first_token = state.first_token.put(first, state.now)
-    finished = sequences.status == SequenceStatus.FINISHED
-    if program.together:
-        gone = before.status == SequenceStatus.FINISHED
-        gone &= before.request != slot
-        ended = state.ended.put(jnp.where(gone, before.request, null), started)
-    else:
-        at = jnp.where(finished & (events[:, 2] == iteration), slot, null)
-        ended = state.ended.put(at, state.now)
-    return dataclasses.replace(state, first_token=first_token, ended=ended)
-
-
 def simulate_step(program: SimulatorProgram, state: SimulatorState) -> SimulatorState:
     """Takes one step: arrivals, schedule, commit, and the clock goes on.
 
     Args:
-      program: the static part.
+      program: what a step does.
       state: the state; donate it.
     """
     config, manager = program.config, program.manager
     state = _arrive(config, state)
-    before, iteration = state.scheduler.sequences, state.scheduler.iteration
+    iteration = state.scheduler.iteration
     scheduler, plan = schedule(config, manager, state.scheduler, program.victim)
     work = work_of(config, scheduler, plan)
     # A step that only retires has no forward pass.
@@ -201,14 +175,14 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     scheduler = commit(config, scheduler, plan, samples)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
-    started = state.now
+    now = advance(state.now, seconds)
     state = dataclasses.replace(
         state,
         scheduler=scheduler,
-        now=advance(started, seconds),
+        now=now,
+        ends=state.ends.put(iteration % state.ends.whole.shape[0], now),
         totals=add_step(state.totals, row, seconds, found, counts),
     )
-    state = _stamp(program, state, before, started, iteration)
     if isinstance(state.closed, ClosedLoop):
         state = send(state, program.together)
     return state
@@ -223,11 +197,12 @@ def simulate_steps(
     """Takes steps until nothing is left to do, or the host has to bring requests.
 
     Args:
-      program: the static part.
+      program: what a step does.
       state: the state; donate it.
       max_steps: i32[], at most so many.
       last: bool[], whether no more requests will come. If more do, the loop ends
-        before a step by whose start another one may have arrived.
+        before a step by whose start another one may have arrived; but goes on while
+        more wait than a step can admit, since those who come last stand behind them.
     """
 
     def goes_on(carry) -> jax.Array:
@@ -243,6 +218,9 @@ def simulate_steps(
             pending.slots[(pending.head + pending.count - 1) % size]
         ]
         known = ~not_after(horizon, _next_start(state)) & (pending.count > 0)
+        # If not, all that are pending have arrived.
+        waiting = state.scheduler.queue.count + pending.count
+        known |= waiting > program.config.max_seqs
         return (taken < max_steps) & left & (last | known)
 
     def body(carry):

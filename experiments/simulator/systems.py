@@ -148,4 +148,4 @@ def program(
         overheads,
         padded=static,
     )
-    return make_program(config, costs, together=static)
+    return make_program(config, costs.terms(), together=static)

@@ -24,7 +24,10 @@ def _variants(scale: Scale) -> list[Variant]:
             f"{factor:g}x",
             {
                 "engine": _ENGINE | {"preemption": "swap"},
-                "cost_factors": {"swapped_s": 1 / factor},
+                "cost_factors": {
+                    "swapped_in_s": 1 / factor,
+                    "swapped_out_s": 1 / factor,
+                },
             },
         )
         for factor in factors

@@ -65,7 +65,7 @@ def serve_at(
         until=until,
         give_up_above=give_up_above,
         slots=settings.get("slots"),
-        change=change if settings.keys() & {"victim", "cost_factors"} else None,
+        change=change,
         **settings.get("engine", {}),
     )
     return normalized_latency(results), results
