@@ -10,6 +10,7 @@ from paged_jax.admit import admit
 from paged_jax.block_tables import BlockCopies, grant_writes, no_copies
 from paged_jax.bring_back import bring_back
 from paged_jax.chunks import plan_chunks
+from paged_jax.compat import read_first
 from paged_jax.config import StepConfig
 from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival, preempt
@@ -74,7 +75,8 @@ def schedule(
     state, retired = retire(config, manager, state)
     if config.host_blocks:
         state, given_up = bring_back(config, manager, state)
-    state, admitted = admit(config, manager, state)
+    # What follows changes the queue and the requests in place: no copies of them.
+    state, admitted = read_first(admit(config, manager, state))
     chunk = plan_chunks(config, state)
     state, needs = preempt(config, manager, state, chunk, victim)
     copies = no_copies(config.num_rows)

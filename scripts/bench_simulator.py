@@ -6,8 +6,9 @@
 
 OPT-13B on an A100 serves requests with lengths like Alpaca's; they arrive faster than
 they are served, so that the batch is full. Beside it the same requests, rules and costs
-in plain Python (`experiments/simulator/plain.py`), whose times must be the same. Times
-are the core's own: what other programs take of it is left out.
+in plain Python (`experiments/simulator/plain.py`), whose times must be the same; and in
+Vidur, where it is installed (`pip install vidur`; it is not among the project's
+requirements). Times are the core's own: what other programs take of it is left out.
 
 It is to make 20,000 iterations a second with 2000 blocks, and 15,000 with 100,000;
 exits with 1 if it makes fewer.
@@ -38,6 +39,7 @@ from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.plain import simulate_plain
 from experiments.simulator.run import make_program, simulate
 from experiments.simulator.trace import Trace
+from experiments.simulator.vidur_speed import is_installed, time_vidur
 from paged_jax import EngineConfig, compilation_cache
 
 ROWS, MODEL_LEN = 256, 2048
@@ -71,7 +73,7 @@ def measure(num_blocks: int, requests: int, repeats: int) -> dict:
         MODELS["opt-13b"],
         HARDWARE["a100-40gb"]._replace(bandwidth=1e30, flops=1e30),
         overheads=Overheads(STEP_S, ROW_S),
-    )
+    ).terms()
     program, trace = make_program(config, costs), make_trace(requests)
     found = simulate(config, trace, program)  # compiles
     seconds = []
@@ -84,11 +86,16 @@ def measure(num_blocks: int, requests: int, repeats: int) -> dict:
         program.config, trace, lambda tokens, rows: STEP_S + ROW_S * rows
     )
     plain = time.process_time() - started
+    vidur = None
+    if is_installed():
+        vidur_steps, vidur_seconds = time_vidur(program.config, trace, STEP_S, ROW_S)
+        vidur = vidur_steps / vidur_seconds
     return {
         "num_blocks": num_blocks,
         "iterations": found.steps,
         "iterations_per_s": found.steps / statistics.median(seconds),
         "plain_python_iterations_per_s": steps / plain,
+        "vidur_iterations_per_s": vidur,
         "mean_running": found.means["mean_running"],
         "same_times": bool(
             steps == found.steps and np.allclose(ended, found.ended, atol=0.01)
@@ -125,6 +132,12 @@ def main() -> int:
                 f"{row['plain_python_iterations_per_s']:>14.0f}"
                 f"{row['mean_running']:>9.0f}{row['same_times']!s:>12}"
             )
+        for row in rows:
+            vidur = row["vidur_iterations_per_s"]
+            if vidur is not None:
+                print(f"vidur: {vidur:.0f} a second with {row['num_blocks']} blocks")
+        if not is_installed():
+            print("vidur: not installed")
     slow = any(row["iterations_per_s"] < row["wanted"] for row in rows)
     return int(slow or not all(row["same_times"] for row in rows))
 

@@ -32,6 +32,8 @@ def block_saving(
     Raises:
       UserError: no search of that width is recorded, or several sequences of beams.
     """
-    trace = draw_trace(dataset, rate, seconds, seed, n, beam_width, correlation)
+    trace = draw_trace(
+        dataset, rate, seconds, seed, n, beam_width, correlation=correlation
+    )
     results = evaluate("vllm", "opt-13b", trace, dataset=dataset, window=window)
     return results.means["block_saving"]

@@ -5,14 +5,16 @@ in place of the forward pass a cost model says how long the step takes.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from experiments.simulator.beams import Ancestry, repeat_step
+from experiments.simulator.block_names import count_found, names_again
 from experiments.simulator.clock import Time, advance, later, not_after
+from experiments.simulator.closed_loop import ClosedLoop, idle_clients, send
 from experiments.simulator.totals import add_step
 from experiments.simulator.work import Work, work_of
 from paged_jax.commit import commit
@@ -21,17 +23,24 @@ from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import RequestStatus, WaitingQueue, pop, push_back
 from paged_jax.sampling import Samples
-from paged_jax.scheduler import schedule
-from paged_jax.sequences import Sequences, SequenceStatus
+from paged_jax.scheduler import Plan, schedule
 from paged_jax.state import SchedulerState, has_work
 from paged_jax.step_log import write_log
 
-# (work of a step) -> seconds, f32[]; hashable.
+# (work of a step) -> seconds, f32[]; a pytree, whose leaves are numbers.
 CostModel = Callable[[Work], jax.Array]
 
 
-class SimulatorProgram(NamedTuple):
-    """All that is static in a simulated step: a hashable argument of the jitted loop.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["costs"],
+    meta_fields=["config", "manager", "victim", "together"],
+)
+@dataclasses.dataclass(frozen=True)
+class SimulatorProgram:
+    """What a simulated step does: all of it static, but for the numbers of the costs.
+
+    Programs that differ in those alone share a compiled loop.
 
     Attributes:
       config: static settings, from `run.simulator_config`.
@@ -55,26 +64,28 @@ class SimulatorState:
     """The scheduler's state, and times.
 
     Attributes:
-      scheduler: as in the engine. Of tokens only the first position is kept.
+      scheduler: as in the engine, without tokens; or, with a prefix cache, a name for
+        each block in their place (see `block_names`).
       now: the clock.
       arrival: Time[R + 1]. When each request arrives; it has a slot before that.
-      first_token: Time[R + 1]. When its first token was there.
-      ended: Time[R + 1]. When it was done.
+      ends: Time[K]. When each of the last K steps ended: step i stands at i % K. So
+        the steps that `Requests.timeline` names become times.
       pending: slots of requests that have not arrived, in order of arrival; of a group
         the leader's.
       window: i32[2]. Seconds from which on, and up to which, steps count.
       totals: f32[NUM_TOTALS]. Sums over the steps that count.
+      closed: the clients of a closed loop; () if requests come when they come.
       ancestry: what beam searches repeat; () where there are none.
     """
 
     scheduler: SchedulerState
     now: Time
     arrival: Time
-    first_token: Time
-    ended: Time
+    ends: Time
     pending: WaitingQueue
     window: jax.Array
     totals: jax.Array
+    closed: ClosedLoop | tuple[()] = ()
     ancestry: Ancestry | tuple[()] = ()
 
 
@@ -117,13 +128,19 @@ def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
 
 
 def _samples(
-    config: StepConfig, scheduler: SchedulerState, ancestry: Ancestry | tuple[()]
+    config: StepConfig,
+    scheduler: SchedulerState,
+    plan: Plan,
+    ancestry: Ancestry | tuple[()],
 ) -> Samples:
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
+    tokens = jnp.zeros(rows, jnp.int32)
+    if config.prefix_caching:
+        tokens = names_again(scheduler, plan)
     return Samples(
-        jnp.zeros(rows, jnp.int32),
+        tokens,
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
@@ -131,52 +148,21 @@ def _samples(
     )
 
 
-def _stamp(
-    program: SimulatorProgram,
-    state: SimulatorState,
-    before: Sequences,
-    started: Time,
-    iteration: jax.Array,
-) -> SimulatorState:
-    """Notes when requests had their first token, and when they ended.
-
-    Args:
-      program: the static part.
-      state: after the step, its clock too.
-      before: the sequences before the step.
-      started: when it began.
-      iteration: i32[], its number.
-    """
-    sequences, requests = state.scheduler.sequences, state.scheduler.requests
-    slot, null = sequences.request, requests.null
-    events = requests.timeline[slot]
-    first = jnp.where(events[:, 1] == iteration, slot, null)
-    first_token = state.first_token.put(first, state.now)
-    finished = sequences.status == SequenceStatus.FINISHED
-    if program.together:
-        gone = before.status == SequenceStatus.FINISHED
-        gone &= before.request != slot
-        ended = state.ended.put(jnp.where(gone, before.request, null), started)
-    else:
-        at = jnp.where(finished & (events[:, 2] == iteration), slot, null)
-        ended = state.ended.put(at, state.now)
-    return dataclasses.replace(state, first_token=first_token, ended=ended)
-
-
 def simulate_step(program: SimulatorProgram, state: SimulatorState) -> SimulatorState:
     """Takes one step: arrivals, schedule, commit, and the clock goes on.
 
     Args:
-      program: the static part.
+      program: what a step does.
       state: the state; donate it.
     """
     config, manager = program.config, program.manager
     state = _arrive(config, state)
-    before, iteration = state.scheduler.sequences, state.scheduler.iteration
+    iteration = state.scheduler.iteration
     scheduler, plan = schedule(config, manager, state.scheduler, program.victim)
     work = work_of(config, scheduler, plan)
     # A step that only retires has no forward pass.
     seconds = jnp.where(work.tokens > 0, program.costs(work), 0.0)
+    found = count_found(scheduler) if config.prefix_caching else (0.0, 0.0)
     line = scheduler.log_count
     scheduler = write_log(config, manager, scheduler, plan)
     row = scheduler.log[line]
@@ -185,18 +171,21 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     if config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    samples = _samples(config, scheduler, state.ancestry)
+    samples = _samples(config, scheduler, plan, state.ancestry)
     scheduler = commit(config, scheduler, plan, samples)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
-    started = state.now
+    now = advance(state.now, seconds)
     state = dataclasses.replace(
         state,
         scheduler=scheduler,
-        now=advance(started, seconds),
-        totals=add_step(state.totals, row, seconds, counts),
+        now=now,
+        ends=state.ends.put(iteration % state.ends.whole.shape[0], now),
+        totals=add_step(state.totals, row, seconds, found, counts),
     )
-    return _stamp(program, state, before, started, iteration)
+    if isinstance(state.closed, ClosedLoop):
+        state = send(state, program.together)
+    return state
 
 
 def simulate_steps(
@@ -208,22 +197,30 @@ def simulate_steps(
     """Takes steps until nothing is left to do, or the host has to bring requests.
 
     Args:
-      program: the static part.
+      program: what a step does.
       state: the state; donate it.
       max_steps: i32[], at most so many.
       last: bool[], whether no more requests will come. If more do, the loop ends
-        before a step by whose start another one may have arrived.
+        before a step by whose start another one may have arrived; but goes on while
+        more wait than a step can admit, since those who come last stand behind them.
     """
 
     def goes_on(carry) -> jax.Array:
         taken, state = carry
         pending = state.pending
         left = (pending.count > 0) | has_work(state.scheduler)
+        if isinstance(state.closed, ClosedLoop):
+            # A client that is idle now would have sent a request.
+            known = idle_clients(state, program.together) == 0
+            return (taken < max_steps) & left & (last | known)
         size = pending.slots.shape[0]
         horizon = state.arrival[
             pending.slots[(pending.head + pending.count - 1) % size]
         ]
         known = ~not_after(horizon, _next_start(state)) & (pending.count > 0)
+        # If not, all that are pending have arrived.
+        waiting = state.scheduler.queue.count + pending.count
+        known |= waiting > program.config.max_seqs
         return (taken < max_steps) & left & (last | known)
 
     def body(carry):

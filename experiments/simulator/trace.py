@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.simulator.block_names import PieceNames
+
 
 class Trace(NamedTuple):
     """Requests in the order of their arrival.
@@ -15,12 +17,14 @@ class Trace(NamedTuple):
       output_len: i64[N, n]. Tokens of each of a request's sequences, 1 or more.
       search: of beam searches, i64[N], which recorded one each repeats (see `beams`);
         a request's n sequences are its beams, and equally long. None for others.
+      names: what the prefix cache knows the prompts' blocks by; None: nothing.
     """
 
     arrival: np.ndarray
     prompt_len: np.ndarray
     output_len: np.ndarray
     search: np.ndarray | None = None
+    names: PieceNames | None = None
 
     def __len__(self) -> int:
         return self.arrival.shape[0]

@@ -5,6 +5,7 @@ import pytest
 from experiments.base_config import PRESETS
 from experiments.claims import check_claims
 from experiments.command_line import config_files, parse
+from experiments.studies.base_config import scale_of
 from experiments.studies.study import load_study
 from experiments.sweep import expand, parse_sweeps
 
@@ -51,7 +52,19 @@ def test_the_figures_of_the_paper_have_its_sizes():
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", STUDIES)
-def test_its_studies_exist(name, preset):
+def test_its_studies_are_there_and_have_tasks(name, preset):
     config = parse([f"--config={name}", f"--preset={preset}"]).config
     assert config.name == name
-    assert all(load_study(study).TITLE for study in config.studies)
+    assert len(set(config.studies)) == len(config.studies) > 0
+    for study in map(load_study, config.studies):
+        assert study.TITLE and study.tasks(scale_of(config))
+
+
+def test_most_is_run_for_the_full_preset():
+    scales = [
+        scale_of(parse(["--config=paper", f"--preset={p}"]).config) for p in PRESETS
+    ]
+    quick, full = scales
+    assert len(quick.seeds) >= 3 and len(full.seeds) >= 3
+    assert full.time_share == 1 and not full.mark
+    assert quick.time_share < 1 and "quick" in quick.mark

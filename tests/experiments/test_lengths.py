@@ -9,6 +9,9 @@ def test_the_quantiles_of_the_paper_are_met_exactly():
     shares = np.array([0.0, 0.5, 0.9, 1.0])
     assert quantile("sharegpt", "input", shares).tolist() == [1, 35, 506, 2028]
     assert quantile("sharegpt", "output", shares).tolist() == [1, 271, 754, 2009]
+    shares = np.array([0.01, 0.5, 0.9, 0.99])
+    assert quantile("alpaca", "input", shares).tolist() == [6, 16, 30, 75]
+    assert quantile("alpaca", "output", shares).tolist() == [1, 42, 125, 269]
 
 
 def test_between_two_percentiles_the_length_is_linear():
@@ -16,10 +19,18 @@ def test_between_two_percentiles_the_length_is_linear():
     assert quantile("sharegpt", "input", shares).tolist() == [94, 113.5, 133]
 
 
-@pytest.mark.parametrize("which,mean", [("input", 161.31), ("output", 337.99)])
-def test_the_mean_is_close_to_the_one_the_paper_prints(which, mean):
+@pytest.mark.parametrize(
+    "dataset, which, mean",
+    [
+        ("sharegpt", "input", 161.31),
+        ("sharegpt", "output", 337.99),
+        ("alpaca", "input", 19.31),
+        ("alpaca", "output", 58.45),
+    ],
+)
+def test_the_mean_is_close_to_the_one_the_paper_prints(dataset, which, mean):
     shares = (np.arange(100_000) + 0.5) / 100_000
-    assert quantile("sharegpt", which, shares).mean() == pytest.approx(mean, rel=0.03)
+    assert quantile(dataset, which, shares).mean() == pytest.approx(mean, rel=0.03)
 
 
 def test_a_draw_has_the_quantiles_of_the_dataset():

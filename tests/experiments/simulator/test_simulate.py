@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 from engines import greedy, make_engine
@@ -15,6 +16,7 @@ from paged_jax import EngineConfig, SamplingParams
 from paged_jax.step_log import Field
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PerToken:
     """Costs that a test can add up by hand."""
@@ -118,16 +120,23 @@ def test_nothing_runs_before_it_arrives():
     assert (found.ended - found.first_token >= trace.output_len[:, 0] - 1.00001).all()
 
 
-@pytest.mark.parametrize("n, slots", [(1, 18), (1, 33), (3, 48)])
-def test_a_ring_of_slots_gives_what_one_run_gives(n, slots):
-    trace = make_trace(200 // n, n, seed=5, rate=0.3 / n)
+@pytest.mark.parametrize(
+    "n, slots, load",
+    [(1, 18, 0.3), (1, 33, 0.3), (1, 18, 3.0), (3, 48, 0.3), (3, 48, 3)],
+)
+def test_a_ring_of_slots_gives_what_one_run_gives(n, slots, load):
+    trace = make_trace(200 // n, n, seed=5, rate=load / n)
     whole = run(small(max_requests=201, max_n=n), trace)
     config = small(max_requests=slots, max_n=n)
     streamed = run(config, pieces(trace, 7))
     for name in ("first_token", "ended", "output_len"):
         np.testing.assert_array_equal(getattr(streamed, name), getattr(whole, name))
     assert streamed.steps == whole.steps
+    overloaded = load > 1
     for name, value in whole.means.items():
+        if name == "mean_waiting" and overloaded:
+            assert streamed.means[name] < value  # those without slots are left out
+            continue
         assert streamed.means[name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
 
 
@@ -189,14 +198,6 @@ def test_what_never_fits_is_rejected():
 def test_what_cannot_be_served_is_said(trace, changes, message):
     with pytest.raises(UserError, match=message):
         run(small(**changes), trace)
-
-
-@pytest.mark.parametrize(
-    "changes, name", [({"prefix_caching": True}, "prefix_caching")]
-)
-def test_what_needs_tokens_is_refused(changes, name):
-    with pytest.raises(UserError, match=name):
-        make_program(small(**changes), UNIT)
 
 
 @functools.cache
