@@ -10,7 +10,7 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.figures import BLUE, STYLE, to_png
 from experiments.studies.paper import SOURCE, numbers
-from experiments.studies.seeds import over_seeds
+from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.serve import serve
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
@@ -90,7 +90,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
     return made
 
 
-def _saving(rows: list[Row], dataset: str, method: str, width: int):
+def _saving(rows: list[Row], dataset: str, method: str, width: int) -> Estimate | None:
     return over_seeds(
         rows,
         lambda metrics: 100 * metrics["block_saving"],
