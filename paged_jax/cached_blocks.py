@@ -29,7 +29,7 @@ def cache_block(
       pool: the block pool, with a prefix cache.
       block: i32[], the block.
       parent: i32[], the cached block before it in the table; 0 if it is the first.
-      tokens: i32[B], its tokens.
+      tokens: i32[W], its tokens, or the name of the block.
       ok: bool[]; if false, nothing changes.
 
     Returns:
@@ -75,7 +75,8 @@ def cache_full_blocks(state: SchedulerState, start: jax.Array) -> SchedulerState
     if not isinstance(state.pool, BlockPool) or not state.pool.prefix_cache:
         return state
     requests, sequences = state.requests, state.sequences
-    size = state.pool.prefix_cache.block_size
+    cache = state.pool.prefix_cache
+    size, width = cache.block_size, cache.width
     stop = sequences.length // size
 
     def goes_on(carry):
@@ -88,7 +89,7 @@ def cache_full_blocks(state: SchedulerState, start: jax.Array) -> SchedulerState
         block = table[row, logical]
         before = table[row, jnp.maximum(logical - 1, 0)]
         parent = jnp.where(logical > 0, before, 0)
-        own = tokens_of_block(requests.tokens, sequences.request[row], logical, size)
+        own = tokens_of_block(requests.tokens, sequences.request[row], logical, width)
         pool, block = cache_block(pool, block, parent, own, jnp.bool_(True))
         return pool, table.at[row, logical].set(block), done.at[row].add(1)
 

@@ -34,11 +34,13 @@ class PrefixCache:
         first blocks, stay 0.
       parent: i32[P]. The cached block before each one; 0 for the first block of a
         chain, -1 for blocks that are not cached.
-      tokens: i32[P, B]. Tokens of each cached block.
+      tokens: i32[P, W]. Tokens of each cached block, and W is B. Or what stands for
+        them: a name that a recorded trace gives the block, and W is 1.
       idle: cached blocks that no table names, least recently used first.
       hit_tokens: i32[]. Tokens of admitted sequences that were found, since the log was
         last written.
       evicted: i32[]. Blocks that were evicted since then.
+      block_size: B, tokens in a block.
     """
 
     table: jax.Array
@@ -48,25 +50,36 @@ class PrefixCache:
     idle: LruList
     hit_tokens: jax.Array
     evicted: jax.Array
+    block_size: int = dataclasses.field(metadata={"static": True})
 
     @property
-    def block_size(self) -> int:
-        """Tokens in a block."""
+    def width(self) -> int:
+        """W, numbers that a block is compared by."""
         return self.tokens.shape[1]
 
 
-def init_prefix_cache(num_blocks: int, block_size: int) -> PrefixCache:
-    """Returns a cache with nothing in it for `num_blocks` usable blocks."""
+def init_prefix_cache(
+    num_blocks: int, block_size: int, width: int | None = None
+) -> PrefixCache:
+    """Returns a cache with nothing in it.
+
+    Args:
+      num_blocks: usable blocks.
+      block_size: B, tokens in a block.
+      width: W, numbers that a block is known by; None: B, its tokens.
+    """
+    width = block_size if width is None else width
     size = num_blocks + 1
     entries = 1 << (2 * num_blocks - 1).bit_length()
     return PrefixCache(
         table=jnp.zeros(entries, jnp.int32),
         key=jnp.zeros((size, 2), jnp.uint32),
         parent=jnp.full(size, -1, jnp.int32),
-        tokens=jnp.zeros((size, block_size), jnp.int32),
+        tokens=jnp.zeros((size, width), jnp.int32),
         idle=init_lru(num_blocks),
         hit_tokens=jnp.int32(0),
         evicted=jnp.int32(0),
+        block_size=block_size,
     )
 
 
@@ -85,7 +98,7 @@ def chain_key(parent_key: jax.Array, tokens: jax.Array) -> jax.Array:
 
     Args:
       parent_key: u32[2], key of the block before; zeros for the first block.
-      tokens: i32[B], the block's tokens.
+      tokens: i32[W], the block's tokens, or its name.
 
     Returns:
       u32[2].
@@ -107,7 +120,7 @@ def find(
       cache: the cache.
       key: u32[2], the block's key.
       parent: i32[], the cached block before it, 0 if it is a first block.
-      tokens: i32[B], its tokens.
+      tokens: i32[W], its tokens, or the name of the block.
 
     Returns:
       i32[], the place in `table` of the block, or the empty place where it would go.
@@ -145,7 +158,7 @@ def insert(
       block: i32[], a block that is not cached; it is not idle.
       key: u32[2], its key.
       parent: i32[], the cached block before it, 0 if it is a first block.
-      tokens: i32[B], its tokens.
+      tokens: i32[W], its tokens, or the name of the block.
       found: i32[], what is in that place, which stays if not `ok`.
       ok: bool[].
 
@@ -210,7 +223,7 @@ def find_run(
 
     Args:
       cache: the cache.
-      tokens: i32[R, M], texts.
+      tokens: i32[R, M], texts, W numbers for each block.
       row: i32[], which text.
       limit: i32[], most blocks to find; the text has as many whole ones.
       width: T, at least `limit`.
@@ -226,7 +239,7 @@ def find_run(
 
     def look(carry):
         blocks, count, _, parent = carry
-        own = tokens_of_block(tokens, row, count, cache.block_size)
+        own = tokens_of_block(tokens, row, count, cache.width)
         key = chain_key(cache.key[parent], own)
         block = cache.table[find(cache, key, parent, own)]
         found = block != 0
@@ -239,8 +252,8 @@ def find_run(
 
 
 def tokens_of_block(
-    tokens: jax.Array, row: jax.Array, logical: jax.Array, block_size: int
+    tokens: jax.Array, row: jax.Array, logical: jax.Array, width: int
 ) -> jax.Array:
-    """Returns the tokens of a whole block of text `row` of i32[R, M], i32[B]."""
-    place = logical * block_size + jnp.arange(block_size, dtype=jnp.int32)
+    """Returns the numbers of a whole block of text `row` of i32[R, M], i32[W]."""
+    place = logical * width + jnp.arange(width, dtype=jnp.int32)
     return tokens[row, jnp.minimum(place, tokens.shape[1] - 1)]

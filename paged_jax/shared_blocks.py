@@ -80,9 +80,9 @@ def find_cached(
     near &= (sequences.length < end) & (end <= known)
     before = jnp.maximum(count - 1, 0)
     near &= (count == 0) | (sequences.block_table[:, before] == blocks[before])
-    mine = tokens_of_block(requests.tokens, slot, count, size)
+    mine = tokens_of_block(requests.tokens, slot, count, cache.width)
     theirs = jax.vmap(tokens_of_block, (None, 0, None, None))(
-        requests.tokens, sequences.request, count, size
+        requests.tokens, sequences.request, count, cache.width
     )
     near &= jnp.all(theirs == mine, axis=1)
     return SharedBlocks(

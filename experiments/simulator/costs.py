@@ -6,6 +6,10 @@ the products with weights and for attention apart. With tensor parallelism two
 all-reduces a layer go over the link. Beside that stand the overheads of the software of
 2023, fitted to the paper (see docs/reproduction.md): one of an iteration, one of each
 sequence in it, and one of each copy of a swap.
+
+Small blocks cost more than their slots: keys lie in pieces of 16 bytes a slot, those of
+a block's slots side by side (the layout of vLLM's kernel: head dim / x, block size, x,
+with x 16 bytes' worth), and a DRAM hands out no less than `ACCESS_BYTES` at a time.
 """
 
 import dataclasses
@@ -17,6 +21,9 @@ from experiments.simulator.hardware import Hardware
 from experiments.simulator.model_profiles import ModelProfile
 from experiments.simulator.work import Work
 
+# What HBM2e moves at a time, and what is side by side of each slot's keys.
+ACCESS_BYTES, PIECE_BYTES = 64, 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Overheads:
@@ -25,13 +32,15 @@ class Overheads:
     Attributes:
       step_s: of each iteration, in seconds.
       row_s: of each sequence in it.
-      copy_s: of each copy between device and host: one for each block, layer, and keys
+      copy_in_s: of each copy from host to device: one for each block, layer, and keys
         or values.
+      copy_out_s: the same from device to host.
     """
 
     step_s: float = 0.0
     row_s: float = 0.0
-    copy_s: float = 0.0
+    copy_in_s: float = 0.0
+    copy_out_s: float = 0.0
 
 
 @jax.tree_util.register_dataclass
@@ -50,7 +59,8 @@ class CostTerms:
       context_s: reading a slot.
       sent_s: what a token's all-reduces take.
       copied_s: copying a block.
-      swapped_s: moving a block between device and host.
+      swapped_in_s: moving a block from the host to the device.
+      swapped_out_s: moving one the other way.
       step_s: of each step.
       row_s: of each sequence in it.
       padded: see `RooflineCosts`.
@@ -63,7 +73,8 @@ class CostTerms:
     context_s: jax.typing.ArrayLike
     sent_s: jax.typing.ArrayLike
     copied_s: jax.typing.ArrayLike
-    swapped_s: jax.typing.ArrayLike
+    swapped_in_s: jax.typing.ArrayLike
+    swapped_out_s: jax.typing.ArrayLike
     step_s: jax.typing.ArrayLike
     row_s: jax.typing.ArrayLike
     padded: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -80,9 +91,10 @@ class CostTerms:
         computing = self.token_s * tokens + self.sampled_s * work.sampled
         seconds = jnp.maximum(computing, self.weights_s)
         seconds += jnp.maximum(self.pair_s * pairs, self.context_s * context)
-        swapped = work.swapped_in_blocks + work.swapped_out_blocks
         seconds += self.sent_s * tokens + self.row_s * rows + self.step_s
-        return seconds + self.copied_s * work.copied_blocks + self.swapped_s * swapped
+        seconds += self.swapped_in_s * work.swapped_in_blocks
+        seconds += self.swapped_out_s * work.swapped_out_blocks
+        return seconds + self.copied_s * work.copied_blocks
 
 
 @jax.tree_util.register_static
@@ -118,18 +130,20 @@ class RooflineCosts:
         reduced = 2.0 * model.num_layers * model.hidden_size * model.itemsize
         sent = reduced * 2.0 * (devices - 1) / devices
         block = model.kv_bytes_per_token * self.block_size
-        overheads = self.overheads
-        swapped = block / (hardware.host_bandwidth * devices)
-        swapped += overheads.copy_s * 2.0 * model.num_layers
+        read = model.kv_bytes_per_token
+        read *= max(ACCESS_BYTES / (self.block_size * PIECE_BYTES), 1.0)
+        overheads, copies = self.overheads, 2.0 * model.num_layers
+        moved_s = block / (hardware.host_bandwidth * devices)
         return CostTerms(
             token_s=2.0 * model.layer_weights * model.num_layers / flops,
             sampled_s=2.0 * model.head_weights / flops,
             weights_s=weights * model.itemsize / bandwidth,
             pair_s=4.0 * width * model.num_layers / flops,
-            context_s=model.kv_bytes_per_token / bandwidth,
+            context_s=read / bandwidth,
             sent_s=sent / hardware.link_bandwidth,
             copied_s=2.0 * block / bandwidth,  # read and written
-            swapped_s=swapped,
+            swapped_in_s=moved_s + overheads.copy_in_s * copies,
+            swapped_out_s=moved_s + overheads.copy_out_s * copies,
             step_s=overheads.step_s,
             row_s=overheads.row_s,
             padded=self.padded,

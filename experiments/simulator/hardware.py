@@ -27,10 +27,12 @@ class Hardware(NamedTuple):
 
 # Bandwidth, arithmetic and links: NVIDIA's data sheets. Usable memory of the A100s: the
 # PagedAttention paper's set-up. The host's bandwidth is what PCIe 4 x16 reaches in the
-# paper's Fig 19a (12 to 13 GB/s), and twice that for PCIe 5.
+# paper's Fig 19a (fitted, by `experiments.studies.calibration`), and twice that for
+# PCIe 5.
+_PCIE4 = 12.67e9
 HARDWARE = {
-    "a100-40gb": Hardware("A100 40GB", 39.39 * GIB, 1555e9, 312e12, 300e9, 12.5e9),
-    "a100-80gb": Hardware("A100 80GB", 79.15 * GIB, 2039e9, 312e12, 300e9, 12.5e9),
-    "h100": Hardware("H100 SXM", 79.15 * GIB, 3352e9, 989.5e12, 450e9, 25e9),
-    "h200": Hardware("H200 SXM", 140.0 * GIB, 4800e9, 989.5e12, 450e9, 25e9),
+    "a100-40gb": Hardware("A100 40GB", 39.39 * GIB, 1555e9, 312e12, 300e9, _PCIE4),
+    "a100-80gb": Hardware("A100 80GB", 79.15 * GIB, 2039e9, 312e12, 300e9, _PCIE4),
+    "h100": Hardware("H100 SXM", 79.15 * GIB, 3352e9, 989.5e12, 450e9, 2 * _PCIE4),
+    "h200": Hardware("H200 SXM", 140.0 * GIB, 4800e9, 989.5e12, 450e9, 2 * _PCIE4),
 }

@@ -28,7 +28,11 @@ class _Sequence:
 
 
 def simulate_plain(
-    config: StepConfig, trace: Trace, seconds: Callable[[int, int], float]
+    config: StepConfig,
+    trace: Trace,
+    seconds: Callable[[int, int], float],
+    clients: int = 0,
+    think_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Serves a trace.
 
@@ -36,6 +40,8 @@ def simulate_plain(
       config: static settings, from `run.simulator_config`.
       trace: the requests, of one sequence each.
       seconds: what a step takes, given its tokens and its sequences.
+      clients: of a closed loop; 0: requests come at their times.
+      think_s: seconds between the end of a client's request and its next one.
 
     Returns:
       f64[N], when each first token was there; f64[N], when each request had ended; the
@@ -50,6 +56,8 @@ def simulate_plain(
     waiting: collections.deque[_Sequence] = collections.deque()
     batch: list[_Sequence] = []  # in order of arrival
     arrivals, coming = trace.arrival.tolist(), 0
+    if clients:
+        arrivals = [0.0] * min(clients, len(sequences))  # one more for each that ends
     now, steps = 0.0, 0
 
     def blocks_for(tokens: int) -> int:
@@ -58,7 +66,7 @@ def simulate_plain(
     while batch or waiting or coming < len(sequences):
         if not batch and not waiting:
             now = max(now, arrivals[coming])
-        while coming < len(sequences) and arrivals[coming] <= now:
+        while coming < len(arrivals) and arrivals[coming] <= now:
             waiting.append(sequences[coming])
             coming += 1
         free += sum(s.blocks for s in batch if s.known == s.final)
@@ -108,6 +116,8 @@ def simulate_plain(
                     s.first_token = now
                 if s.known == s.final:
                     s.ended = now
+                    if clients and len(arrivals) < len(sequences):
+                        arrivals.append(now + think_s)
     # One more, in which the last ones give their blocks back.
     first_token, ended = (
         np.array([getattr(s, name) for s in sequences])

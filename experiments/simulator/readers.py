@@ -25,6 +25,8 @@ from experiments.errors import UserError
 # How many malformed lines are named, of those that are counted.
 _MOST_NAMED = 5
 _CHUNK = 1 << 20
+# Tokens of a piece that Mooncake has a hash of.
+MOONCAKE_PIECE = 512
 # Text -> its number of tokens.
 CountTokens = Callable[[str], int]
 
@@ -183,11 +185,15 @@ def _date_to_seconds(text: str) -> float:
 def _mooncake(file: TextIO, path: Path, _: CountTokens | None) -> Iterator[_Record]:
     def make(line: str) -> Row:
         found = json.loads(line)
+        names = tuple(int(name) for name in found["hash_ids"])
+        for name in names:
+            if not 0 <= name < 2**31:
+                raise ValueError(f"hash id {name} is not from 0 to 2**31 - 1")
         return Row(
             found["timestamp"] / 1000.0,
             int(found["input_length"]),
             int(found["output_length"]),
-            tuple(int(name) for name in found["hash_ids"]),
+            names,
         )
 
     for number, line in enumerate(file, 1):

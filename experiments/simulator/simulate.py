@@ -11,7 +11,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from experiments.simulator.beams import Ancestry, repeat_step
+from experiments.simulator.block_names import count_found, names_again
 from experiments.simulator.clock import Time, advance, later, not_after
+from experiments.simulator.closed_loop import ClosedLoop, idle_clients, send
 from experiments.simulator.totals import add_step
 from experiments.simulator.work import Work, work_of
 from paged_jax.commit import commit
@@ -20,7 +23,7 @@ from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import RequestStatus, WaitingQueue, pop, push_back
 from paged_jax.sampling import Samples
-from paged_jax.scheduler import schedule
+from paged_jax.scheduler import Plan, schedule
 from paged_jax.state import SchedulerState, has_work
 from paged_jax.step_log import write_log
 
@@ -61,7 +64,8 @@ class SimulatorState:
     """The scheduler's state, and times.
 
     Attributes:
-      scheduler: as in the engine, without tokens.
+      scheduler: as in the engine, without tokens; or, with a prefix cache, a name for
+        each block in their place (see `block_names`).
       now: the clock.
       arrival: Time[R + 1]. When each request arrives; it has a slot before that.
       ends: Time[K]. When each of the last K steps ended: step i stands at i % K. So
@@ -70,6 +74,8 @@ class SimulatorState:
         the leader's.
       window: i32[2]. Seconds from which on, and up to which, steps count.
       totals: f32[NUM_TOTALS]. Sums over the steps that count.
+      closed: the clients of a closed loop; () if requests come when they come.
+      ancestry: what beam searches repeat; () where there are none.
     """
 
     scheduler: SchedulerState
@@ -79,6 +85,8 @@ class SimulatorState:
     pending: WaitingQueue
     window: jax.Array
     totals: jax.Array
+    closed: ClosedLoop | tuple[()] = ()
+    ancestry: Ancestry | tuple[()] = ()
 
 
 def _next_start(state: SimulatorState) -> Time:
@@ -119,16 +127,24 @@ def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
     return dataclasses.replace(state, scheduler=scheduler, now=now, pending=pending)
 
 
-def _no_samples(config: StepConfig) -> Samples:
+def _samples(
+    config: StepConfig,
+    scheduler: SchedulerState,
+    plan: Plan,
+    ancestry: Ancestry | tuple[()],
+) -> Samples:
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
+    tokens = jnp.zeros(rows, jnp.int32)
+    if config.prefix_caching:
+        tokens = names_again(scheduler, plan)
     return Samples(
-        jnp.zeros(rows, jnp.int32),
+        tokens,
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
-        (),
+        repeat_step(ancestry, scheduler) if isinstance(ancestry, Ancestry) else (),
     )
 
 
@@ -146,6 +162,7 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     work = work_of(config, scheduler, plan)
     # A step that only retires has no forward pass.
     seconds = jnp.where(work.tokens > 0, program.costs(work), 0.0)
+    found = count_found(scheduler) if config.prefix_caching else (0.0, 0.0)
     line = scheduler.log_count
     scheduler = write_log(config, manager, scheduler, plan)
     row = scheduler.log[line]
@@ -154,17 +171,21 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     if config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    scheduler = commit(config, scheduler, plan, _no_samples(config))
+    samples = _samples(config, scheduler, plan, state.ancestry)
+    scheduler = commit(config, scheduler, plan, samples)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
     now = advance(state.now, seconds)
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         scheduler=scheduler,
         now=now,
         ends=state.ends.put(iteration % state.ends.whole.shape[0], now),
-        totals=add_step(state.totals, row, seconds, counts),
+        totals=add_step(state.totals, row, seconds, found, counts),
     )
+    if isinstance(state.closed, ClosedLoop):
+        state = send(state, program.together)
+    return state
 
 
 def simulate_steps(
@@ -188,6 +209,10 @@ def simulate_steps(
         taken, state = carry
         pending = state.pending
         left = (pending.count > 0) | has_work(state.scheduler)
+        if isinstance(state.closed, ClosedLoop):
+            # A client that is idle now would have sent a request.
+            known = idle_clients(state, program.together) == 0
+            return (taken < max_steps) & left & (last | known)
         size = pending.slots.shape[0]
         horizon = state.arrival[
             pending.slots[(pending.head + pending.count - 1) % size]

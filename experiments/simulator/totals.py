@@ -23,13 +23,20 @@ class Total(enum.IntEnum):
     WAITING_LIVE = _FIELDS + 5
     WAITING_RESERVATION = _FIELDS + 6
     WAITING_INTERNAL = _FIELDS + 7
+    # Tokens of prompts, of requests that are admitted for the first time:
+    FOUND_TOKENS = _FIELDS + 8  # found in the prefix cache
+    PROMPT_TOKENS = _FIELDS + 9  # all, if there is a prefix cache
 
 
 NUM_TOTALS = _FIELDS + len(Total)
 
 
 def add_step(
-    totals: jax.Array, row: jax.Array, seconds: jax.Array, counts: jax.Array
+    totals: jax.Array,
+    row: jax.Array,
+    seconds: jax.Array,
+    found: tuple[jax.Array | float, jax.Array | float],
+    counts: jax.Array,
 ) -> jax.Array:
     """Adds a step to the totals f32[NUM_TOTALS], if it `counts` bool[].
 
@@ -37,6 +44,7 @@ def add_step(
       totals: the sums.
       row: f32[F], the step's row of the log.
       seconds: f32[], what it took.
+      found: f32[] each, see `block_names.count_found`; zeros without a prefix cache.
       counts: whether it lies in the part of the run that is looked at.
     """
     live, reserved = row[Field.LIVE], row[Field.RESERVED]
@@ -52,6 +60,7 @@ def add_step(
             waits * live,
             waits * row[Field.RESERVATION],
             waits * row[Field.INTERNAL],
+            *map(jnp.float32, found),
         ]
     )
     return totals + jnp.where(counts, jnp.concatenate([row, more]), 0.0)
@@ -83,6 +92,11 @@ def summarise_totals(totals: np.ndarray, total_slots: int) -> dict[str, float]:
         "mean_running": float(totals[Field.RUNNING] / steps),
         "mean_waiting": float(totals[Field.WAITING] / steps),
         "mean_step_s": float(totals[Total.SECONDS] / steps),
+        "tokens_per_s": float(totals[Field.SAMPLED] / max(totals[Total.SECONDS], 1e-9)),
         "preemptions": float(totals[Field.PREEMPTED]),
+        "prefix_hit_ratio": float(
+            totals[Total.FOUND_TOKENS] / max(totals[Total.PROMPT_TOKENS], 1.0)
+        ),
+        "evicted_blocks": float(totals[Field.EVICTED_BLOCKS]),
         "block_saving": float(1.0 - 1.0 / sharing) if sharing > 0 else 0.0,
     }

@@ -72,3 +72,43 @@ def work_of(config: StepConfig, state: SchedulerState, plan: Plan) -> Work:
         swapped_out_blocks=outs,
     )
     return Work(*(jnp.asarray(count, jnp.float32) for count in counts))
+
+
+def decode_work(rows: float, context: float) -> Work:
+    """Returns the work of a step that decodes, each sequence with as much behind it.
+
+    Args:
+      rows: sequences.
+      context: slots that each reads, its new one included.
+    """
+    return _work(rows, chunk=1.0, context=context)
+
+
+def prompt_work(tokens: float) -> Work:
+    """Returns the work of a step that computes one whole prompt of so many tokens."""
+    return _work(1.0, chunk=tokens, context=tokens)
+
+
+def swap_work(ins: float = 0.0, outs: float = 0.0) -> Work:
+    """Returns the work of a step that only moves blocks from, and to, the host."""
+    idle = _work(0.0, chunk=0.0, context=0.0)
+    return idle._replace(
+        swapped_in_blocks=jnp.float32(ins), swapped_out_blocks=jnp.float32(outs)
+    )
+
+
+def _work(rows: float, chunk: float, context: float) -> Work:
+    counts = Work(
+        rows=rows,
+        tokens=rows * chunk,
+        sampled=rows,
+        context=rows * context,
+        pairs=rows * (chunk * context - chunk * (chunk - 1) / 2),
+        members=rows,
+        longest_chunk=chunk,
+        longest_context=context,
+        copied_blocks=0.0,
+        swapped_in_blocks=0.0,
+        swapped_out_blocks=0.0,
+    )
+    return Work(*(jnp.float32(count) for count in counts))

@@ -9,7 +9,7 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.figures import BLUE, ORANGE, SKY, to_png
 from experiments.studies.paper import NAMES, SOURCE, numbers
-from experiments.studies.seeds import over_seeds
+from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.serve import serve
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
@@ -34,21 +34,24 @@ def tasks(scale: Scale) -> list[Task]:
     The trace is as long as the paper's in every preset: it takes a second.
     """
     return [
-        Task(
-            f"{system}-{seed}",
-            {
-                "system": system,
-                "setup": "opt-13b",
-                "dataset": "sharegpt",
-                "rate": _RATE,
-                "seconds": _SECONDS,
-                "window": [_FROM, _SECONDS],
-                "seed": seed,
-            },
-        )
+        Task(f"{system}-{seed}", overload(system, seed))
         for system in SYSTEMS
         for seed in scale.seeds
     ]
+
+
+def overload(system: str, seed: int) -> dict[str, Any]:
+    """Returns the settings of a run in which requests always wait."""
+    return {
+        "system": system,
+        "setup": "opt-13b",
+        "dataset": "sharegpt",
+        "rate": _RATE,
+        "seconds": _SECONDS,
+        "window": [_FROM, _SECONDS],
+        "means_only": True,
+        "seed": seed,
+    }
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
             made.append(
                 study_claim(
                     f"fig02.{part}.{system}",
-                    over_seeds(rows, _share(part), system=system),
+                    _found(rows, part, system),
                     paper=paper,
                     unit="% of all slots",
                     kind="memory",
@@ -78,13 +81,21 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
     return made
 
 
-# The paper draws the blocks that vLLM has not filled half as one, half as the other.
-_HALVES = "of what is granted and not filled, the paper's figure gives each a half"
+_HALVES = "half of what is granted and not filled, as the paper's figure has it"
 _NOTES = {("reservation", "vllm"): _HALVES, ("internal", "vllm"): _HALVES}
 
 
-def _share(part: str):
-    return lambda metrics: 100 * metrics[f"kv_breakdown.{part}"]
+def _found(rows: list[Row], part: str, system: str) -> Estimate | None:
+    """Returns a part in percent; of vLLM as the paper draws it."""
+
+    def share(metrics: dict[str, Any]) -> float:
+        parts = (part,)
+        if (part, system) in _NOTES:
+            parts = ("reservation", "internal")
+        shares = [metrics[f"kv_breakdown.{one}"] for one in parts]
+        return 100 * sum(shares) / len(shares)
+
+    return over_seeds(rows, share, system=system)
 
 
 def draw(rows: list[Row], scale: Scale) -> Figures:
@@ -125,6 +136,7 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                         ha="center",
                         va="center",
                         fontsize=8,
+                        color="white" if ours and part == "token_states" else "black",
                     )
             bottom += np.nan_to_num(values)
     ax.set_xticks(places, [f"{NAMES[s]}\npaper | here" for s in SYSTEMS])
@@ -138,5 +150,5 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
 
 
 def _mean(rows: list[Row], part: str, system: str) -> float:
-    found = over_seeds(rows, _share(part), system=system)
+    found = _found(rows, part, system)
     return np.nan if found is None else found.mean

@@ -93,3 +93,7 @@ FIG16 = tuple(
     for letter, prefix in (("a", 80), ("b", 341))
 )
 FIG17 = (Panel("fig17", "", "opt-13b", "chat", _BASIC, 3600, 0.5),)
+
+# Where a search for a capacity begins, in requests/s: near what came out of it before.
+# Any other start gives the same within the tolerance, after a few more tries.
+GUESSES: dict[tuple[str, str], float] = {}

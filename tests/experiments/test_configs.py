@@ -5,7 +5,17 @@ import pytest
 from experiments.base_config import PRESETS
 from experiments.claims import check_claims
 from experiments.command_line import config_files, parse
+from experiments.studies.base_config import scale_of
+from experiments.studies.study import load_study
 from experiments.sweep import expand, parse_sweeps
+
+
+def is_study(name):
+    return "studies" in parse([f"--config={name}"]).config
+
+
+STUDIES = [name for name in config_files() if is_study(name)]
+RUNS = [name for name in config_files() if name not in STUDIES]
 
 
 def cells_of(name, preset):
@@ -14,7 +24,7 @@ def cells_of(name, preset):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", config_files())
+@pytest.mark.parametrize("name", RUNS)
 def test_its_cells_are_legal_and_told_apart(name, preset):
     cells = cells_of(name, preset)
     assert len({cell.key for cell in cells}) == len(cells) > 1
@@ -24,7 +34,7 @@ def test_its_cells_are_legal_and_told_apart(name, preset):
     assert len(identities) == len(cells)
 
 
-@pytest.mark.parametrize("name", config_files())
+@pytest.mark.parametrize("name", RUNS)
 def test_its_claims_have_its_name(name):
     command = parse([f"--config={name}"])
     assert command.config.claims == command.config.name == name
@@ -38,3 +48,23 @@ def test_the_figures_of_the_paper_have_its_sizes():
     assert beams == {1, 2, 4, 6}
     sizes = {c.engine.block_size for c in cells_of("preemption", "full")}
     assert sizes == {2**power for power in range(9)}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", STUDIES)
+def test_its_studies_are_there_and_have_tasks(name, preset):
+    config = parse([f"--config={name}", f"--preset={preset}"]).config
+    assert config.name == name
+    assert len(set(config.studies)) == len(config.studies) > 0
+    for study in map(load_study, config.studies):
+        assert study.TITLE and study.tasks(scale_of(config))
+
+
+def test_most_is_run_for_the_full_preset():
+    scales = [
+        scale_of(parse(["--config=paper", f"--preset={p}"]).config) for p in PRESETS
+    ]
+    quick, full = scales
+    assert len(quick.seeds) >= 3 and len(full.seeds) >= 3
+    assert full.time_share == 1 and not full.mark
+    assert quick.time_share < 1 and "quick" in quick.mark

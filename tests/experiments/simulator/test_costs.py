@@ -82,11 +82,11 @@ def test_more_devices_are_faster_but_for_what_they_send():
 def test_overheads_add_up():
     costs = RooflineCosts(MODELS["opt-13b"], A100)
     slow = RooflineCosts(
-        MODELS["opt-13b"], A100, overheads=Overheads(0.01, 0.001, 1e-6)
+        MODELS["opt-13b"], A100, overheads=Overheads(0.01, 0.001, 1e-6, 3e-6)
     )
     base = work(**dict(DECODE, rows=8), swapped_out_blocks=2, swapped_in_blocks=1)
     more = float(slow(base)) - float(costs(base))
-    assert more == pytest.approx(0.01 + 8 * 0.001 + 3 * 80 * 1e-6, rel=1e-3)
+    assert more == pytest.approx(0.01 + 8 * 0.001 + 80 * (1e-6 + 2 * 3e-6), rel=1e-3)
 
 
 def test_a_padded_batch_costs_as_if_all_were_the_longest():

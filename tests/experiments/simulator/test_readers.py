@@ -158,6 +158,29 @@ def test_a_recording_is_stretched_to_a_rate():
     assert arrivals[0] == 0 and arrivals[-1] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize(
+    "arrivals, rate, message",
+    [
+        ([3.0], 1.0, "1 arrivals with no time"),
+        ([2.0, 2.0], 1.0, "2 arrivals with no time"),
+        ([1.0, 2.0], 0.0, "rate is 0.0"),
+        ([1.0, 2.0], float("nan"), "rate is nan"),
+    ],
+)
+def test_a_recording_without_a_rate_is_refused(arrivals, rate, message):
+    with pytest.raises(UserError, match=message):
+        stretch(np.array(arrivals), rate)
+
+
+def test_a_poisson_process_has_no_memory():
+    distances = np.diff(poisson_arrivals(np.random.default_rng(1), 50_000, 4.0))
+    # Of an exponential distribution, a share of exp(-x) is above x means.
+    for means in (0.5, 1.0, 3.0):
+        share = (distances > means / 4.0).mean()
+        assert share == pytest.approx(np.exp(-means), abs=0.006)
+    assert abs(np.corrcoef(distances[1:], distances[:-1])[0, 1]) < 0.02
+
+
 @pytest.mark.parametrize("rate, cv", [(0, 1), (-1, 1), (1, 0), (float("inf"), 1)])
 def test_a_rate_of_nothing_is_refused(rate, cv):
     with pytest.raises(UserError, match="must be above 0"):

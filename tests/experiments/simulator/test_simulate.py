@@ -200,15 +200,6 @@ def test_what_cannot_be_served_is_said(trace, changes, message):
         run(small(**changes), trace)
 
 
-@pytest.mark.parametrize(
-    "changes, name",
-    [({"prefix_caching": True}, "prefix_caching"), ({"max_beam_width": 2}, "beam")],
-)
-def test_what_needs_tokens_is_refused(changes, name):
-    with pytest.raises(UserError, match=name):
-        make_program(small(**changes), UNIT)
-
-
 @functools.cache
 def _busy():
     return run(small(), make_trace(50, seed=9))

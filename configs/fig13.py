@@ -1,0 +1,14 @@
+"""Fig 13 of the paper: how many requests run at once.
+
+    python -m experiments.run --config=fig13
+
+Expected: Orca (Max) 7.0, (Pow2) 9.4, (Oracle) 13.3 and vLLM 26.4 on ShareGPT in the
+quick preset (paper: 7.0, 9.8, 13.6, 30.4), within 4% and, for vLLM, 15%. On Alpaca 7.0,
+41.8, 74.1 and 82.5.
+"""
+
+from experiments.studies.base_config import study_config
+
+
+def get_config(preset: str = "quick"):
+    return study_config(preset, "fig13", ("fig13",))

@@ -1,0 +1,90 @@
+"""Block size, by workload and by what becomes of the preempted.
+
+The same slots in blocks of another size. What a small block costs the attention kernel
+is not in the cost model, but for the copies of a swap (paper, section 7.2 and 7.3).
+"""
+
+from experiments.attribution import Row
+from experiments.claim import Claim
+from experiments.simulator.systems import BLOCK_SIZE, SETUPS
+from experiments.studies.seeds import ratio
+from experiments.studies.study import Scale
+from experiments.studies.study_claim import study_claim
+from experiments.studies.variants import BASE, SOURCE, Ablation, Variant, of_variant
+
+TITLE = "Block size, workload and preemption"
+
+_NAME = "ablation_block_size"
+_SIZES, _FEW_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256), (4, 16, 64, 256)
+_DATASETS = {"sharegpt": 1.9, "alpaca": 25.0}
+_POLICIES = ("recompute", "swap")
+
+
+def _variants(scale: Scale) -> list[Variant]:
+    slots = SETUPS[BASE["setup"]].num_blocks * BLOCK_SIZE
+    return [
+        Variant(
+            f"{dataset}, {policy}",
+            str(size),
+            {
+                "dataset": dataset,
+                "guess": guess,
+                "engine": {
+                    "block_size": size,
+                    "num_blocks": slots // size,
+                    "preemption": policy,
+                },
+            },
+        )
+        for dataset, guess in _DATASETS.items()
+        for policy in _POLICIES
+        for size in (_SIZES if scale.grid == 1 else _FEW_SIZES)
+    ]
+
+
+def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+    """Large blocks are left half empty: the more so, the shorter the sequences are."""
+    lost = {}
+    for dataset in _DATASETS:
+        small, large = (
+            of_variant(rows, "capacity", f"{dataset}, recompute", size)
+            for size in ("16", "256")
+        )
+        lost[dataset] = ratio(small, large)
+    made = [
+        study_claim(
+            f"{_NAME}.ratio.16_over_256.{dataset}",
+            found,
+            paper=None,
+            at_least=1.0,
+            unit="x, capacity",
+            kind="predicted",
+            source="SOSP'23, section 7.2",
+            scale=scale,
+        )
+        for dataset, found in lost.items()
+    ]
+    long, short = lost["sharegpt"], lost["alpaca"]
+    made.append(
+        study_claim(
+            f"{_NAME}.alpaca_loses_more",
+            None if long is None or short is None else short.mean / long.mean,
+            paper=None,
+            at_least=1.0,
+            unit="x, of the two ratios",
+            kind="predicted",
+            source=SOURCE,
+            scale=scale,
+        )
+    )
+    return made
+
+
+_study = Ablation(
+    _NAME,
+    "block size",
+    _variants,
+    ("capacity", "tokens_per_s", "utilization"),
+    _expected,
+)
+tasks, run, claims, draw = _study.tasks, _study.run, _study.claims, _study.draw

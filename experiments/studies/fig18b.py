@@ -1,0 +1,102 @@
+"""Fig 18b: normalized latency against block size.
+
+What a block size changes in the simulation: how much of the pool the last blocks of the
+sequences leave unused, and, for blocks of less than 64 bytes of keys a piece, what the
+attention kernel reads in vain (`simulator.costs`). Nothing is fitted to the figure.
+"""
+
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from experiments.attribution import Row
+from experiments.claim import Claim
+from experiments.figures import BLUE, STYLE, to_png
+from experiments.studies.block_sizes import (
+    DATASETS,
+    draw_line,
+    latency,
+    name_sizes,
+    serving_tasks,
+    sizes,
+)
+from experiments.studies.paper import SOURCE, numbers
+from experiments.studies.serve import serve
+from experiments.studies.study import Figures, Scale, Task
+from experiments.studies.study_claim import study_claim
+
+TITLE = "Latency against block size"
+
+
+def tasks(scale: Scale) -> list[Task]:
+    """Returns one task for each block size, dataset and seed."""
+    return serving_tasks(scale, "recompute")
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Serves the trace."""
+    return serve(settings)
+
+
+def claims(rows: list[Row], scale: Scale) -> list[Claim]:
+    """Returns the latency by block size, and the block size that has the least."""
+    made = []
+    for dataset in DATASETS:
+        paper = _paper(dataset)
+        for size in sizes(scale):
+            made.append(
+                study_claim(
+                    f"fig18b.latency.{dataset}.{size}",
+                    latency(rows, dataset, size),
+                    paper=paper.get(size),
+                    unit="s/token",
+                    kind="predicted",
+                    source=f"{SOURCE} Fig 18b",
+                    note="the load is near the capacity, where latency is steep",
+                )
+            )
+        some = {size: paper[size] for size in sizes(scale) if paper}
+        made.append(
+            study_claim(
+                f"fig18b.best_block.{dataset}",
+                _best(rows, dataset, scale),
+                paper=min(some, key=some.__getitem__) if some else None,
+                unit="tokens in a block",
+                kind="predicted",
+                source=f"{SOURCE} Fig 18b",
+                note=f"of {', '.join(map(str, sizes(scale)))}",
+            )
+        )
+    return made
+
+
+def _paper(dataset: str) -> dict[int, float]:
+    figure = numbers()["fig18b"]
+    return dict(zip(figure["block_size"], figure.get(dataset, ())))
+
+
+def _best(rows: list[Row], dataset: str, scale: Scale) -> float | None:
+    found = {size: latency(rows, dataset, size) for size in sizes(scale)}
+    means = {size: one.mean for size, one in found.items() if one is not None}
+    return float(min(means, key=means.__getitem__)) if means else None
+
+
+def draw(rows: list[Row], scale: Scale) -> Figures:
+    """Draws a panel for each dataset, with the paper's line."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+        axes = figure.subplots(1, len(DATASETS))
+        for ax, (dataset, (name, rate)) in zip(axes, DATASETS.items(), strict=True):
+            some = list(sizes(scale))
+            found = [latency(rows, dataset, size) for size in some]
+            draw_line(ax, some, found, color=BLUE, marker="o", label="here")
+            if paper := _paper(dataset):
+                ax.plot(*zip(*paper.items()), "k--s", mfc="none", label="paper")
+            name_sizes(ax)
+            ax.set_yscale("log")
+            ax.set_title(f"{name}, {rate:g} requests/s")
+            ax.legend()
+        axes[0].set_ylabel("normalized latency (s/token)")
+    caption = "Fig 18b: latency of OPT-13B by block size; nothing is fitted to it."
+    return {"fig18b.png": (caption, to_png(figure))}
