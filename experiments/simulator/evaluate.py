@@ -50,7 +50,7 @@ def draw_trace(
     if beam_width > 1:
         search = draw_searches(searches_rng, count, recorded_parents(beam_width))
     arrival = poisson_arrivals(arrivals_rng, count, rate)
-    return Trace(arrival, lengths[:, 0], outputs, search)
+    return Trace(arrival, lengths[:, 0], outputs, search=search)
 
 
 def evaluate(
