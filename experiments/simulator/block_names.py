@@ -17,7 +17,6 @@ from experiments.errors import UserError
 from paged_jax.block_pool import BlockPool
 from paged_jax.config import StepConfig
 from paged_jax.prefix_cache import init_prefix_cache
-from paged_jax.scheduler import Plan
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
@@ -142,15 +141,13 @@ def init_names(config: StepConfig, scheduler: SchedulerState) -> SchedulerState:
     )
 
 
-def names_again(scheduler: SchedulerState, plan: Plan) -> jax.Array:
-    """Returns i32[S]: what is to be written where `commit` writes sampled tokens.
+def keep_names(before: SchedulerState, after: SchedulerState) -> SchedulerState:
+    """Returns the state after `commit` with the names that there were before it.
 
-    It writes to the places of tokens, where here names are: so they stay as they are.
+    It writes sampled tokens to the places of tokens, where here names are.
     """
-    requests = scheduler.requests
-    slot = jnp.where(plan.samples, scheduler.sequences.request, requests.null)
-    last = requests.tokens.shape[1] - 1
-    return requests.tokens[slot, jnp.minimum(requests.length[slot], last)]
+    requests = dataclasses.replace(after.requests, tokens=before.requests.tokens)
+    return dataclasses.replace(after, requests=requests)
 
 
 def count_found(scheduler: SchedulerState) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.simulator.block_names import count_found, names_again
+from experiments.simulator.block_names import count_found, keep_names
 from experiments.simulator.clock import Time, advance, later, not_after
 from experiments.simulator.closed_loop import ClosedLoop, idle_clients, send
 from experiments.simulator.totals import add_step
@@ -22,7 +22,7 @@ from paged_jax.memory_managers import MemoryManager
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import RequestStatus, WaitingQueue, pop, push_back
 from paged_jax.sampling import Samples
-from paged_jax.scheduler import Plan, schedule
+from paged_jax.scheduler import schedule
 from paged_jax.sequences import Sequences, SequenceStatus
 from paged_jax.state import SchedulerState, has_work
 from paged_jax.step_log import write_log
@@ -118,15 +118,12 @@ def _arrive(config: StepConfig, state: SimulatorState) -> SimulatorState:
     return dataclasses.replace(state, scheduler=scheduler, now=now, pending=pending)
 
 
-def _samples(config: StepConfig, scheduler: SchedulerState, plan: Plan) -> Samples:
+def _no_samples(config: StepConfig) -> Samples:
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
-    tokens = jnp.zeros(rows, jnp.int32)
-    if config.prefix_caching:
-        tokens = names_again(scheduler, plan)
     return Samples(
-        tokens,
+        jnp.zeros(rows, jnp.int32),
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
@@ -189,7 +186,10 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
     if config.groups:
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
-    scheduler = commit(config, scheduler, plan, _samples(config, scheduler, plan))
+    planned = scheduler
+    scheduler = commit(config, scheduler, plan, _no_samples(config))
+    if config.prefix_caching:
+        scheduler = keep_names(planned, scheduler)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
     started = state.now
