@@ -2,8 +2,9 @@
 
 The prefix cache compares one number for each block instead of its tokens, and, as ever,
 the block before it. So two requests share their blocks up to where their names differ.
-Blocks without a name, and those with generated tokens, get one that is the sequence's
-own: nobody else finds them, but the sequence does after a preemption.
+Blocks of a prompt without a name get one that is the request's own, and those with
+generated tokens one that is the sequence's: no other request finds them, but the
+sequence does after a preemption.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from paged_jax.prefix_cache import init_prefix_cache
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
-UNNAMED = -1  # names are 0 or more, and a sequence's own below this
+UNNAMED = -1  # names are 0 or more, and own ones below this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +49,14 @@ class EnteringNames:
 
     Attributes:
       pieces: i32[R, Q]. See `PieceNames.ids`.
+      request: i32[R]. The request's own name.
       own: i32[R]. The sequence's own name.
       piece_len: tokens of a piece.
       block_size: B.
     """
 
     pieces: jax.Array
+    request: jax.Array
     own: jax.Array
     piece_len: int = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
@@ -101,11 +104,15 @@ def pack_names(
         repeated = np.repeat(part.ids[:, :most], n, axis=0)
         pieces[at : at + count * n, :most] = repeated
         at += count * n
-    own = np.full(rows, UNNAMED, np.int32)
-    sequence = np.repeat(numbers, n) * n + np.tile(np.arange(n), len(numbers))
-    own[:at] = UNNAMED - 1 - sequence
+    request, own = np.full((2, rows), UNNAMED, np.int32)
+    request[:at] = UNNAMED - 1 - np.repeat(numbers, n) * (n + 1)
+    own[:at] = request[:at] - 1 - np.tile(np.arange(n), len(numbers))
     return EnteringNames(
-        jnp.array(pieces), jnp.array(own), piece_len, config.block_size
+        jnp.array(pieces),
+        jnp.array(request),
+        jnp.array(own),
+        piece_len,
+        config.block_size,
     )
 
 
@@ -124,8 +131,9 @@ def put_names(
     piece = column // (new.piece_len // new.block_size)
     name = new.pieces[:, jnp.minimum(piece, new.pieces.shape[1] - 1)]
     whole = (column + 1) * new.block_size <= prompt_len[:, None]
-    named = whole & (name > UNNAMED) & (piece < new.pieces.shape[1])
-    return tokens.at[slots].set(jnp.where(named, name, new.own[:, None]))
+    named = (name > UNNAMED) & (piece < new.pieces.shape[1])
+    name = jnp.where(named, name, new.request[:, None])
+    return tokens.at[slots].set(jnp.where(whole, name, new.own[:, None]))
 
 
 def init_names(config: StepConfig, scheduler: SchedulerState) -> SchedulerState:
