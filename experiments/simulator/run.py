@@ -158,8 +158,9 @@ def init_simulator(
     closed: ClosedLoop | tuple[()] = (),
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
-    # No room for tokens: nothing reads them.
-    static = dataclasses.replace(program.config, max_model_len=0)
+    # No room for tokens: nothing reads them. A beam search writes some all the same.
+    room = int(program.config.max_beam_width > 1)
+    static = dataclasses.replace(program.config, max_model_len=room)
     scheduler = init_scheduler(
         static, MANAGERS[config.memory], config.batching == "static"
     )
