@@ -40,6 +40,7 @@ from experiments.simulator.registered_prefix import (
 from experiments.simulator.request_times import Latencies, RequestTimes
 from experiments.simulator.simulate import (
     CostModel,
+    FixedCosts,
     SimulatorProgram,
     SimulatorState,
     simulate_steps,
@@ -140,7 +141,12 @@ def make_program(
     together: bool = False,
     log_length: int = 1,
 ) -> SimulatorProgram:
-    """Returns what a simulated step does; see `SimulatorProgram`."""
+    """Returns what a simulated step does; see `SimulatorProgram`.
+
+    Costs that are no pytree, such as a plain function, become a part of the program.
+    """
+    if jax.tree.leaves(costs) == [costs]:
+        costs = FixedCosts(costs)
     return SimulatorProgram(
         simulator_config(config, log_length),
         MANAGERS[config.memory].on_device(),
@@ -154,10 +160,11 @@ def init_simulator(
     config: EngineConfig,
     program: SimulatorProgram,
     window: tuple[int, int],
-    searches: Searches,
+    searches: Searches | None = None,
     closed: ClosedLoop | tuple[()] = (),
 ) -> SimulatorState:
     """Returns a state with nothing in it; every leaf is a buffer of its own."""
+    searches = searches or Searches(config.max_beam_width, None)
     # No room for tokens: nothing reads them. A beam search writes some all the same.
     room = int(program.config.max_beam_width > 1)
     static = dataclasses.replace(program.config, max_model_len=room)
