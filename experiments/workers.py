@@ -5,7 +5,7 @@ import concurrent.futures.process
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from experiments.errors import UserError
@@ -34,7 +34,7 @@ def run_all(
     *,
     workers: int = 0,
     launcher: str = "processes",
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R]]:
     """Yields the number of an item and its result, as they are done.
 
     Stopping the iteration, by an exception or by closing it, ends the workers.
@@ -60,7 +60,7 @@ def run_all(
 
 def _in_processes(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R]]:
     if not todo:
         return
     # Not forked: JAX has threads.
@@ -85,7 +85,7 @@ def _in_processes(
 
 def _on_ray(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R]]:
     try:
         import ray
     except ImportError:

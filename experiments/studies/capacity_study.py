@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.simulator.capacity import crossing, find_capacity
-from experiments.simulator.run import Results
+from experiments.simulator.results import Results
 from experiments.studies.panels import GUESSES, Panel
 from experiments.studies.paper import SOURCE, numbers
 from experiments.studies.seeds import Estimate, estimate, over_seeds, ratio

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.simulator.evaluate import draw_trace, evaluate, normalized_latency
-from experiments.simulator.run import Results
+from experiments.simulator.results import Results
 from experiments.simulator.simulate import SimulatorProgram
 from experiments.studies.victims import RULES
 
