@@ -34,7 +34,7 @@ def run_all(
     *,
     workers: int = 0,
     launcher: str = "processes",
-) -> Generator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     """Yields the number of an item and its result, as they are done.
 
     Stopping the iteration, by an exception or by closing it, ends the workers.
@@ -60,7 +60,7 @@ def run_all(
 
 def _in_processes(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Generator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     if not todo:
         return
     # Not forked: JAX has threads.
@@ -85,7 +85,7 @@ def _in_processes(
 
 def _on_ray(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Generator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     try:
         import ray
     except ImportError:
