@@ -87,7 +87,7 @@ def _on_ray(
     function: Callable[[T], R], todo: list[T], workers: int
 ) -> Generator[tuple[int, R], None, None]:
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             "--launcher=ray needs Ray: pip install 'paged-jax[ray]', or leave it out"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.simulator.beams import EnteringBeams, enter_beams
+from experiments.simulator.beams import Ancestry, EnteringBeams, enter_beams
 from experiments.simulator.block_names import EnteringNames, put_names
 from experiments.simulator.clock import Time
 from experiments.simulator.closed_loop import ClosedLoop
@@ -73,7 +73,7 @@ def enter(state: SimulatorState, new: Entry) -> SimulatorState:
         timeline=put(requests.timeline, -1),
     )
     beams, ancestry = state.scheduler.beams, state.ancestry
-    if isinstance(new.beams, EnteringBeams):
+    if isinstance(new.beams, EnteringBeams) and isinstance(ancestry, Ancestry):
         beams, ancestry = enter_beams(beams, ancestry, slots, new.beams)
     return dataclasses.replace(
         state,

@@ -125,7 +125,7 @@ def evaluate(
     program = systems.program(system, setup, config)
     if change is not None:
         program = change(program)
-    where = {} if window is None else {"window": window}
+    where: dict[str, Any] = {} if window is None else {"window": window}
     return simulate(
         config,
         trace,

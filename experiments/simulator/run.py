@@ -176,7 +176,9 @@ def simulate(
     if clients:
         check_clients(clients, think_s)
         closed = init_clients(clients, think_s)
-    may_give_up = isinstance(trace, Trace) and all_fit(config) and not clients
+    whole = None
+    if isinstance(trace, Trace) and all_fit(config) and keep_requests and not clients:
+        whole = trace
     searches = Searches(config.max_beam_width, recorded)
     state = init_simulator(config, program, window, searches, closed)
     totals = np.zeros(NUM_TOTALS)
@@ -186,9 +188,9 @@ def simulate(
     prefix_row = -1
     if prefix_len:
         check_prefix(config, prefix_len)
-        whole = prefix_len - prefix_len % config.block_size
-        if whole:
-            state, prefix_row = _hold_prefix(program, state, whole, log)
+        shared = prefix_len - prefix_len % config.block_size
+        if shared:
+            state, prefix_row = _hold_prefix(program, state, shared, log)
     host = RequestSlots(
         config,
         program,
@@ -222,8 +224,8 @@ def simulate(
         now = float(to_seconds(state.now))
         if now >= until:
             break
-        if may_give_up and keep_requests and give_up_above is not None:
-            if least_latency(trace, host.ends(), now) > give_up_above:
+        if whole is not None and give_up_above is not None:
+            if least_latency(whole, host.ends(), now) > give_up_above:
                 break
     return host.results(state, totals, log)
 

@@ -237,7 +237,7 @@ def _ratio_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Claim]:
 def _utilization_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Claim]:
     made = []
     for system in panel.systems:
-        expected = {"at_least": 95.0} if _is_judged(panel, system) else {}
+        judged = _is_judged(panel, system)
         made.append(
             study_claim(
                 f"{panel.name}.utilization.{system}",
@@ -246,10 +246,10 @@ def _utilization_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Cla
                 unit="% of the granted slots, at capacity",
                 kind="memory",
                 source="vLLM wastes next to nothing"
-                if expected
+                if judged
                 else f"{SOURCE} {_figure(panel)}",
                 scale=scale,
-                **expected,
+                at_least=95.0 if judged else None,
             )
         )
     return made

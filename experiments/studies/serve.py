@@ -47,7 +47,8 @@ def serve_at(
     )
 
     def change(program: SimulatorProgram) -> SimulatorProgram:
-        costs, factors = program.costs, settings.get("cost_factors", {})
+        costs: Any = program.costs
+        factors = settings.get("cost_factors", {})
         scaled = {name: getattr(costs, name) * x for name, x in factors.items()}
         return dataclasses.replace(
             program,
