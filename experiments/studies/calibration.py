@@ -1,8 +1,8 @@
 """The constants that are fitted to the paper, and how: by least relative squares.
 
 The results stand in `simulator.systems` (`PAPER_OVERHEADS`, `SERVING_STEP_S`) and in
-`simulator.hardware`; a test fits again. The figures that a constant is fitted to (1 and 19a) are no evidence
-for the model.
+`simulator.hardware`; a test fits again. The figures that a constant is fitted to (1 and
+19a) are no evidence for the model.
 """
 
 from typing import NamedTuple
