@@ -19,9 +19,9 @@ MAX_MODEL_LEN, TOKEN_BUDGET, MAX_SEQS, BLOCK_SIZE = 2048, 2560, 256, 16
 PAPER_OVERHEADS = Overheads(
     step_s=9.64e-3, row_s=0.2144e-3, copy_in_s=3.45e-6, copy_out_s=1.86e-6
 )
-# What a step of a running service takes beside that, fitted to the prompts that Fig 19a
-# recomputes. It is taken for Python's share of serving, which FasterTransformer does not
-# have: an assumption.
+# What a step of a running service takes beside that: fitted to the prompts that Fig 19a
+# computes again. It is taken for Python's share of serving, which FasterTransformer has
+# not: an assumption.
 SERVING_STEP_S = 7.35e-3
 
 
