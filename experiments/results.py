@@ -15,6 +15,8 @@ from experiments.errors import UserError
 from experiments.serving import Run
 from experiments.sweep import Cell
 
+# Captions by file name, beside the figures.
+CAPTIONS = "captions.json"
 _CELLS = "cells.jsonl"
 _FOLDERS = ("outputs", "logs", "figures")
 _NEEDED_BYTES = 64 * 2**20
@@ -182,10 +184,14 @@ class ResultsFolder:
         with _WriteErrors(self.path):
             _write(self.path / name, text)
 
-    def write_figure(self, name: str, png: bytes) -> None:
-        """Writes a figure into `figures/`."""
+    def write_figures(self, figures: dict[str, tuple[str, bytes]]) -> None:
+        """Writes figures, each a caption and a PNG, into `figures/`."""
+        folder = self.path / "figures"
         with _WriteErrors(self.path):
-            _write_bytes(self.path / "figures" / name, png)
+            for name, (_, png) in figures.items():
+                _write_bytes(folder / name, png)
+            captions = {name: caption for name, (caption, _) in figures.items()}
+            _write_json(folder / CAPTIONS, captions)
 
     def environment(self) -> dict[str, Any]:
         """Returns the environment of the run, resumptions included."""

@@ -236,8 +236,11 @@ class Experiment:
         differences = self._with_gaps(find_differences(tokens), tokens)
         config = self._command.config
         claims = check_claims(self._claims, rows, differences, self._swept)
-        summary = {
+        summary: dict[str, Any] = {
             "experiment": self._name,
+            "description": first_line(self._command.config_path),
+            "command": self._command.again,
+            "swept": self._swept,
             "config": json.loads(config.to_json_best_effort()),
             "environment": folder.environment(),
             "rows": rows,
@@ -246,11 +249,9 @@ class Experiment:
         folder.write_summary(summary)
         drawn = sharing_figures.draw(self._claims, rows)
         drawn |= figures.draw_all(rows, folder.log, self._swept)
-        for name, (_, png) in drawn.items():
-            folder.write_figure(name, png)
-        description = first_line(self._command.config_path)
+        folder.write_figures(drawn)
         html = report.render(
-            summary, drawn, self._command.again, description, self._swept
+            summary, drawn, summary["command"], summary["description"], self._swept
         )
         folder.write_text("report.html", html)
 

@@ -209,13 +209,6 @@ def expected(claim: Claim) -> str:
     return f"{relation}{number(claim['paper'])}{tolerance}"
 
 
-def difference(claim: Claim) -> str:
-    """Returns how far what was measured is from what is expected, relative."""
-    if claim["measured"] is None or not claim["paper"]:
-        return number(None)
-    return f"{100 * (claim['measured'] / claim['paper'] - 1):+.1f}%"
-
-
 def number(value: Any) -> str:
     """Returns a number with as many digits as a reader wants; a dash for None."""
     if value is None:

@@ -15,8 +15,8 @@ from pallas_kernels.mosaic_ring import Ring, Tiles
 from pallas_kernels.mosaic_softmax import ROWS, Operands, Reach, attend, pass_by
 
 # Of each thread, by the number of consumers. Three warpgroups start with 168 for each
-# thread, and share those.
-PRODUCER_REGISTERS = {1: 168, 2: 40}
+# thread, and share those; two have as many as they can use.
+PRODUCER_REGISTERS = {1: 240, 2: 40}
 CONSUMER_REGISTERS = {1: 248, 2: 232}
 
 
@@ -143,12 +143,11 @@ def thread_block(
     @pl.when(warpgroup < config.consumers)
     def _():
         plgpu.set_max_registers(CONSUMER_REGISTERS[config.consumers], action="increase")
-        own = Operands(*(x if x is None else x.at[warpgroup] for x in buffers.operands))
 
         def compute(turn, done):
             # Read again where it is needed: it would take registers from the products.
             piece = functools.partial(piece_of, turn)
-            _compute(piece, done, warpgroup, q_ref, own, results, buffers, config)
+            _compute(piece, done, warpgroup, q_ref, results, buffers, config)
             return done + piece().count
 
         lax.fori_loop(0, turns, compute, jnp.int32(0))
@@ -160,13 +159,16 @@ def _compute(
     done,
     warpgroup,
     q_ref,
-    operands: Operands,
     results: Results,
     buffers: Buffers,
     config: Config,
 ) -> None:
     """Computes a piece's rows of one consumer, after `done` tiles in the ring."""
     piece = read_piece()
+    warpgroup = _again(warpgroup, piece)
+    operands = Operands(
+        *(x if x is None else x.at[warpgroup] for x in buffers.operands)
+    )
     tiles, heads = config.tiles, jnp.int32(config.heads)
     before = warpgroup * ROWS  # rows of the consumers before this one
     # What the item's first token sees from on; the others start later.
@@ -198,14 +200,24 @@ def _compute(
             tiles,
             done=done,
         )
+        again = read_piece()
         state = out, top, total
-        _store(read_piece(), warpgroup, state, operands, results, buffers, config)
+        _store(again, _again(warpgroup, again), state, results, buffers, config)
 
     if config.consumers > 1:
 
         @pl.when(rows == 0)
         def _():
             pass_by(piece.start, piece.count, reach, buffers.ring, tiles, done=done)
+
+
+def _again(index, piece: Piece):
+    """Returns an index that the compiler does not know before it has read the piece.
+
+    It computes addresses from it where they are used: before the loop over pieces they
+    would take registers from the products.
+    """
+    return index + jnp.minimum(piece.count, 0)
 
 
 def _num_rows(piece: Piece, warpgroup, config: Config):
@@ -240,7 +252,6 @@ def _store(
     piece: Piece,
     warpgroup,
     state,
-    operands: Operands,
     results: Results,
     buffers: Buffers,
     config: Config,
@@ -258,7 +269,8 @@ def _store(
 
     @pl.when(piece.part < 0)
     def _():
-        source = sums if results.whole.dtype == sums.dtype else operands.q
+        queries = buffers.operands.q.at[warpgroup]
+        source = sums if results.whole.dtype == sums.dtype else queries
         scaled = out * lax.broadcast_in_dim(1 / total, out.shape, [0])
         source[...] = scaled.astype(source.dtype)
         mosaic_ring.publish()

@@ -30,7 +30,8 @@ class Tiles(NamedTuple):
     """Static choices: how a context is read, and what is made of its scores.
 
     Attributes:
-        unit: tokens that one copy brings; a block, or KV_TILE tokens of a larger one.
+        unit: tokens of a block that lie side by side in the ring; a block, or KV_TILE
+            tokens of a larger one.
         per_block: units in a block.
         stages: stages of the ring.
         scale: factor on the scores.
@@ -59,6 +60,15 @@ class Tiles(NamedTuple):
     def direct(self) -> bool:
         """Whether wgmma reads the ring; else a tile that went through registers."""
         return self.unit >= MIN_TILED_UNIT and self.quantised is None
+
+    def per_copy(self, columns: int) -> int:
+        """Returns how many tokens one copy brings: a unit, or one of its tokens.
+
+        The TMA unit wants tiles of an array 128 bytes apart, as units of few short rows
+        would not lie. A single row has no gaps, and for such 16 bytes will do.
+        """
+        nbytes = self.unit * columns * jnp.dtype(self.quantised or self.dtype).itemsize
+        return self.unit if nbytes % 128 == 0 else 1
 
     def piece(self, columns: int) -> int:
         """Returns how many columns of a tile go through registers at once.
@@ -111,7 +121,7 @@ def make_ring(tiles: Tiles, head_dim: int, readers: int = 1) -> Ring:
     def barrier(arrivals: int) -> Any:
         return plgpu.Barrier(num_arrivals=arrivals, num_barriers=tiles.stages)
 
-    copies, scales = KV_TILE // tiles.unit, None
+    copies, scales = KV_TILE // tiles.per_copy(columns), None
     if tiles.quantised is not None:
         copies *= 2
         scales = plgpu.SMEM((tiles.stages, KV_TILE), jnp.float32)
@@ -267,12 +277,14 @@ def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) ->
         tiles: static choices.
         done: tiles that have gone through the ring before.
     """
-    copies = KV_TILE // tiles.unit
+    units = KV_TILE // tiles.unit
     k_source, v_source, *scales = sources
     k_scales, v_scales = scales or (None, None)
 
     def fill(i, source, scales, stages, scale_stages, ready, free):
         stage = stage_of(done + i, tiles)
+        tokens = tiles.per_copy(stages.shape[-1])
+        copies = KV_TILE // tokens
 
         @pl.when(done + i >= tiles.stages)
         def _():
@@ -281,8 +293,14 @@ def produce(sources, unit_id, start, count, ring: Ring, tiles: Tiles, done=0) ->
         def copy(c):
             target = stages.at[stage]
             if copies > 1:
-                target = stages.at[stage, pl.ds(c * tiles.unit, tiles.unit)]
-            unit = unit_id((start + i) * copies + c)
+                target = stages.at[stage, pl.ds(c * tokens, tokens)]
+            if tokens == 1:
+                index = (start + i) * units + lax.div(c, jnp.int32(tiles.unit))
+                token = pl.ds(lax.rem(c, jnp.int32(tiles.unit)), 1)
+                row = source.at[unit_id(index), token]
+                compat.copy_contiguous(row, target, ready.at[stage])
+                return
+            unit = unit_id((start + i) * units + c)
             plgpu.copy_gmem_to_smem(source.at[unit], target, ready.at[stage])
             if scales is not None:
                 block = lax.div(unit, jnp.int32(tiles.per_block))

@@ -185,6 +185,40 @@ def test_the_weights_are_locked_apart_and_nothing_builds_llama_cpp():
         assert "llama-cpp-python" not in locked(f"python-{version}.txt")
 
 
+def test_what_builds_the_documentation_is_locked_apart():
+    packages = locked("docs.txt")
+    assert {"mkdocs", "mkdocs-material", "pyyaml"} <= packages.keys()
+    assert packages["pyyaml"][1] >= 4, "one for each processor and Python"
+    assert "mkdocs" not in locked("python-3.13.txt")
+
+
+def test_a_lock_is_installed_once(tmp_path):
+    python, lock = tmp_path / "python", tmp_path / "lock.txt"
+    python.write_text(
+        '#!/usr/bin/env bash\necho "$*" >> "$0.log"\nmkdir -p "${@: -1}"\n'
+    )
+    python.chmod(0o755)
+    lock.write_text("one")
+    command = [ROOT / "scripts/install_locked", python, lock, tmp_path / "f/x", "what"]
+
+    def install() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    for _ in range(2):
+        done = install()
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr == ""
+    lock.write_text("another")
+    assert install().stderr.startswith(f"what: installing packages to {tmp_path}/f/x")
+    calls = (tmp_path / "python.log").read_text().splitlines()
+    assert len(calls) == 2 and all("--require-hashes" in call for call in calls)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    lock.write_text("a third")
+    done = install()
+    assert done.returncode == 1 and "pip could not install" in done.stderr
+    assert not (tmp_path / "f/x").exists()
+
+
 # Which Python.
 
 

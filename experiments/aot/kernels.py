@@ -36,7 +36,7 @@ COVERING = (
     "D=64 B=16 bfloat16",
     "D=64 B=256 float16",
     "D=64 B=16 bfloat16 window cap",
-    "D=80 B=4 bfloat16",
+    "D=80 B=2 bfloat16",
     "D=96 B=8 float16",
     "D=128 B=1 bfloat16",
     "D=128 B=16 bfloat16 window cap",
@@ -54,11 +54,13 @@ COVERING = (
 # Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
 MIXED_COVERING = (
     "D=64 B=16 bfloat16",
-    "D=80 B=4 float16",
+    "D=80 B=2 float16",
     "D=128 B=1 bfloat16",
     "D=128 B=16 float16 window cap",
+    "D=256 B=2 bfloat16",
     "D=256 B=16 bfloat16",
-    "D=128 B=16 int8",
+    "D=96 B=16 int8",
+    "D=128 B=16 float8_e4m3fn",
 )
 
 

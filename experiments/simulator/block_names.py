@@ -2,8 +2,9 @@
 
 The prefix cache compares one number for each block instead of its tokens, and, as ever,
 the block before it. So two requests share their blocks up to where their names differ.
-Blocks without a name, and those with generated tokens, get one that is the sequence's
-own: nobody else finds them, but the sequence does after a preemption.
+Blocks of a prompt without a name get one that is the request's own, and those with
+generated tokens one that is the sequence's: no other request finds them, but the
+sequence does after a preemption.
 """
 
 import dataclasses
@@ -17,11 +18,10 @@ from experiments.errors import UserError
 from paged_jax.block_pool import BlockPool
 from paged_jax.config import StepConfig
 from paged_jax.prefix_cache import init_prefix_cache
-from paged_jax.scheduler import Plan
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
 
-UNNAMED = -1  # names are 0 or more, and a sequence's own below this
+UNNAMED = -1  # names are 0 or more, and own ones below this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +49,14 @@ class EnteringNames:
 
     Attributes:
       pieces: i32[R, Q]. See `PieceNames.ids`.
+      request: i32[R]. The request's own name.
       own: i32[R]. The sequence's own name.
       piece_len: tokens of a piece.
       block_size: B.
     """
 
     pieces: jax.Array
+    request: jax.Array
     own: jax.Array
     piece_len: int = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
@@ -102,11 +104,15 @@ def pack_names(
         repeated = np.repeat(part.ids[:, :most], n, axis=0)
         pieces[at : at + count * n, :most] = repeated
         at += count * n
-    own = np.full(rows, UNNAMED, np.int32)
-    sequence = np.repeat(numbers, n) * n + np.tile(np.arange(n), len(numbers))
-    own[:at] = UNNAMED - 1 - sequence
+    request, own = np.full((2, rows), UNNAMED, np.int32)
+    request[:at] = UNNAMED - 1 - np.repeat(numbers, n) * (n + 1)
+    own[:at] = request[:at] - 1 - np.tile(np.arange(n), len(numbers))
     return EnteringNames(
-        jnp.array(pieces), jnp.array(own), piece_len, config.block_size
+        jnp.array(pieces),
+        jnp.array(request),
+        jnp.array(own),
+        piece_len,
+        config.block_size,
     )
 
 
@@ -125,8 +131,9 @@ def put_names(
     piece = column // (new.piece_len // new.block_size)
     name = new.pieces[:, jnp.minimum(piece, new.pieces.shape[1] - 1)]
     whole = (column + 1) * new.block_size <= prompt_len[:, None]
-    named = whole & (name > UNNAMED) & (piece < new.pieces.shape[1])
-    return tokens.at[slots].set(jnp.where(named, name, new.own[:, None]))
+    named = (name > UNNAMED) & (piece < new.pieces.shape[1])
+    name = jnp.where(named, name, new.request[:, None])
+    return tokens.at[slots].set(jnp.where(whole, name, new.own[:, None]))
 
 
 def init_names(config: StepConfig, scheduler: SchedulerState) -> SchedulerState:
@@ -142,15 +149,13 @@ def init_names(config: StepConfig, scheduler: SchedulerState) -> SchedulerState:
     )
 
 
-def names_again(scheduler: SchedulerState, plan: Plan) -> jax.Array:
-    """Returns i32[S]: what is to be written where `commit` writes sampled tokens.
+def keep_names(before: SchedulerState, after: SchedulerState) -> SchedulerState:
+    """Returns the state after `commit` with the names that there were before it.
 
-    It writes to the places of tokens, where here names are: so they stay as they are.
+    It writes sampled tokens to the places of tokens, where here names are.
     """
-    requests = scheduler.requests
-    slot = jnp.where(plan.samples, scheduler.sequences.request, requests.null)
-    last = requests.tokens.shape[1] - 1
-    return requests.tokens[slot, jnp.minimum(requests.length[slot], last)]
+    requests = dataclasses.replace(after.requests, tokens=before.requests.tokens)
+    return dataclasses.replace(after, requests=requests)
 
 
 def count_found(scheduler: SchedulerState) -> tuple[jax.Array, jax.Array]:

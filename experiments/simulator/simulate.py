@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.simulator.beams import Ancestry, repeat_step
-from experiments.simulator.block_names import count_found, names_again
+from experiments.simulator.block_names import count_found, keep_names
 from experiments.simulator.clock import Time, advance, later, not_after
 from experiments.simulator.closed_loop import ClosedLoop, idle_clients, send
 from experiments.simulator.totals import add_step
@@ -136,11 +136,8 @@ def _samples(
     """Returns tokens that end nothing: a request ends at its length."""
     rows = config.num_rows
     none = jnp.zeros((rows, 0))
-    tokens = jnp.zeros(rows, jnp.int32)
-    if config.prefix_caching:
-        tokens = names_again(scheduler, plan)
     return Samples(
-        tokens,
+        jnp.zeros(rows, jnp.int32),
         jnp.zeros(rows, jnp.float32),
         none.astype(jnp.int32),
         none,
@@ -172,7 +169,10 @@ def simulate_step(program: SimulatorProgram, state: SimulatorState) -> Simulator
         # The log has read the counts before forks change them, in place.
         scheduler = jax.lax.optimization_barrier(scheduler)
     samples = _samples(config, scheduler, plan, state.ancestry)
+    planned = scheduler
     scheduler = commit(config, scheduler, plan, samples)
+    if config.prefix_caching:
+        scheduler = keep_names(planned, scheduler)
     counts = (work.tokens > 0) & (state.now.whole >= state.window[0])
     counts &= state.now.whole < state.window[1]
     now = advance(state.now, seconds)

@@ -5,6 +5,9 @@ takes other steps than ours; what a step takes is not predicted from Vidur's pro
 which would have to be downloaded, but is the same formula as here.
 """
 
+# Vidur is not among the project's requirements.
+# pyright: reportMissingImports=false
+
 import importlib.util
 import logging
 import pathlib

@@ -146,21 +146,22 @@ class StudyExperiment:
             claims += study.claims(some, self._scale)
             figures |= study.draw(some, self._scale)
         config = self._command.config
-        summary = {
+        summary: dict[str, Any] = {
             "experiment": config.name,
+            "description": first_line(self._command.config_path),
+            "command": self._command.again,
+            "swept": [],
             "config": json.loads(config.to_json_best_effort()),
             "environment": folder.environment(),
             "rows": rows,
             "claims": claims,
         }
         folder.write_summary(summary)
-        for name, (_, png) in figures.items():
-            folder.write_figure(name, png)
-        description = first_line(self._command.config_path)
-        folder.write_text(
-            "report.html",
-            report.render_study(summary, figures, self._command.again, description),
+        folder.write_figures(figures)
+        html = report.render(
+            summary, figures, summary["command"], summary["description"]
         )
+        folder.write_text("report.html", html)
         self._console.print(tables.claims_table(claims))
         path = folder.path / "report.html"
         self._console.print(f"report: {path}", markup=False, soft_wrap=True)

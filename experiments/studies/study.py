@@ -10,6 +10,8 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.errors import UserError
 
+# What the names of modules that are studies begin with.
+_STUDIES = ("ablation", "fig", "machine", "table")
 # File name to caption and PNG.
 Figures = dict[str, tuple[str, bytes]]
 
@@ -80,9 +82,9 @@ class Study(Protocol):
 
 
 def study_names() -> list[str]:
-    """Returns the studies that there are: the modules with tasks."""
+    """Returns the studies that there are, by the names of their modules."""
     found = pkgutil.iter_modules(experiments.studies.__path__)
-    return [m.name for m in found if m.name.startswith(("fig", "table", "ablation"))]
+    return [module.name for module in found if module.name.startswith(_STUDIES)]
 
 
 def load_study(name: str) -> Study:

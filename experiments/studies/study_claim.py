@@ -22,6 +22,7 @@ def study_claim(
     note: str = "",
     points: bool = False,
     at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Claim:
     """Returns a claim about a number.
 
@@ -37,6 +38,7 @@ def study_claim(
       note: what a reader should know.
       points: whether a memory number may differ by a percentage point, if that is more.
       at_least: what is expected instead of the paper's number.
+      at_most: likewise.
     """
     if isinstance(found, Estimate) and found.count > 1:
         spread = f"mean of {found.count} seeds, spread {found.spread:.3g}"
@@ -47,6 +49,8 @@ def study_claim(
     expected: dict[str, float] = {}
     if at_least is not None:
         expected = {"at_least": at_least}
+    elif at_most is not None:
+        expected = {"at_most": at_most}
     elif paper is not None:
         tolerance = relative * abs(paper)
         if points:

@@ -1,59 +1,23 @@
-import json
-import re
+import copy
 
 import pytest
-from test_claims import headline_rows
-from test_figures import with_details
+from report_cases import EVIL, PNG, Outline, assert_self_contained, served, study
 
-from experiments.base_config import base_config
-from experiments.claims import check_claims
-from experiments.environment import describe
+from experiments.claims import claim
 from experiments.report import render
-
-PNG = b"\x89PNG not really"
+from experiments.report.claim_lines import difference
+from experiments.report.run_record import label
 
 
 @pytest.fixture
 def summary():
-    rows = with_details(headline_rows())
-    spread = {"mean": 1.0, "p10": 1.0, "p50": 1.0, "p90": 1.0, "max": 1}
-    for row in rows:
-        row["metrics"] |= {
-            "normalized_latency_s": 0.1,
-            "ttft_s": {"p50": 0.5, "p99": 1.0},
-            "tpot_s": {"p50": 0.0123, "p99": 0.0456},
-            "peak_rss_bytes": 3 * 2**30,
-            "preemptions": 0,
-            "blocks_saved": 0.0,
-            "block_saving": 0.25,
-            "hit_tokens": 0,
-            "cow_bytes_per_token": 1234.5,
-            "swapped_bytes_per_token": 0.0,
-            "recomputed_per_token": 0.125,
-        }
-        row["details"] |= {
-            "arrival_rate": None,
-            "skipped_tokens": 0,
-            "memory_plan": [["weights", "1 MiB", "100%"]],
-        }
-        row["details"]["workload"] |= {
-            "input_tokens": spread,
-            "output_tokens": spread,
-            "prefix_tokens": 0,
-        }
-    return {
-        "experiment": "headline",
-        "config": json.loads(base_config("quick").to_json_best_effort())
-        | {"preset": "quick"},
-        "environment": describe() | {"cpu": "some CPU"},
-        "rows": rows,
-        "claims": check_claims("headline", rows, []),
-    }
+    return served()
 
 
 def test_the_report_has_all_that_a_reader_needs(summary):
     figures = {"a.png": ("What it shows.", PNG)}
     html = render(summary, figures, "python -m experiments.run", "What it is.")
+    html = html.replace("<wbr>", "")
     for text in (
         "max + static",
         "4.00x",
@@ -77,19 +41,20 @@ def test_the_report_has_all_that_a_reader_needs(summary):
 
 def test_the_report_needs_no_other_file(summary):
     html = render(summary, {"a.png": ("x.", PNG)}, "c")
-    assert not re.search(r'(src|href)="(?!data:)', html)
-    assert "<script" not in html
+    assert_self_contained(html)
 
 
 def test_everything_is_escaped(summary):
-    evil = "<script>alert('x')</script>"
-    summary["rows"][0]["label"] = evil
-    summary["config"]["workload"]["prompts"] = evil
-    summary["environment"]["cpu"] = evil
-    summary["claims"][0]["note"] = evil
-    html = render(summary, {"a.png": (evil, PNG)}, evil, evil)
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 11
+    summary["experiment"] = EVIL
+    summary["rows"][0]["label"] = EVIL
+    summary["config"]["workload"]["prompts"] = EVIL
+    summary["environment"]["cpu"] = EVIL
+    for key in ("id", "note", "unit", "source", "kind"):
+        summary["claims"][0][key] = EVIL
+    html = render(summary, {EVIL: (EVIL, PNG)}, EVIL, EVIL)
+    assert_self_contained(html)
+    # Three tables have the row's label; settings and machine stand in two places.
+    assert html.count("&lt;script&gt;") >= 15
 
 
 def test_what_was_swept_is_not_given_one_value(summary):
@@ -117,3 +82,77 @@ def test_claims_that_do_not_hold_are_marked(summary):
     held = sum(c["holds"] for c in summary["claims"])
     assert f"{held} of {len(summary['claims'])} hold" in html
     assert 'class="no"' in html
+
+
+def test_tables_can_be_read_aloud(summary):
+    outline = Outline(render(summary, {}, "c"))
+    tags = [tag for tag, _ in outline.tags]
+    assert tags.count("caption") == tags.count("table") > 4
+    for tag, attrs in outline.tags:
+        if tag == "th":
+            assert attrs["scope"] in ("col", "row", "rowgroup")
+        if attrs.get("class") == "wide":
+            assert (attrs["tabindex"], attrs["role"]) == ("0", "region")
+            assert attrs["aria-label"]
+    assert tags.count("h1") == 1
+
+
+def test_a_claim_shows_how_far_off_it_is(summary):
+    summary["claims"] = [
+        claim("a", 4.43, source="s", unit="%", kind="memory", near=6.09, tolerance=3),
+        claim("b", None, source="s", unit="x", kind="fitted", at_least=2.0),
+    ]
+    html = render(summary, {}, "c")
+    for text in ("6.09 ± 3", "−1.66 (−27.3%)", "memory", "fitted", ">= 2", "Memory: "):
+        assert text.replace(">", "&gt;") in html
+    assert "Speed: " not in html
+    assert "✓ yes" in html and "✗ no" in html
+
+
+@pytest.mark.parametrize(
+    "old, new, text",
+    [
+        (2.0, 3.0, "+1 (+50%)"),
+        (-2.0, -3.0, "−1 (−50%)"),
+        (0.0, 3.0, "+3"),
+        (3.0, 3.0, "0"),
+        (None, 3.0, "–"),
+        (3.0, float("nan"), "–"),
+    ],
+)
+def test_a_difference_has_a_sign_and_a_share(old, new, text):
+    assert difference(old, new) == text
+
+
+def test_a_study_without_an_engine_has_a_report():
+    html = render(study(), {"a.png": ("It.", PNG)}, "c")
+    assert_self_contained(html)
+    for text in ("system vllm, rate 0.5", "latency s", "waste internal", "0.25"):
+        assert text in html
+    assert "Sharing and preemption" not in html and "Workloads" not in html
+
+
+def test_rows_that_are_not_quite_of_an_engine_have_a_report(summary):
+    for change in (
+        lambda row: row["metrics"].pop("ttft_s"),
+        lambda row: row["metrics"].update(schedule_us=None),
+        lambda row: row["metrics"].update(output_tokens_per_s=0.0),
+        lambda row: row["details"].clear(),
+        lambda row: row.pop("label"),
+    ):
+        changed = copy.deepcopy(summary)
+        change(changed["rows"][0])
+        html = render(changed, {}, "c", "", ["unknown"])
+        assert "Other cells" in html and "Sharing and preemption" in html
+
+
+def test_long_tables_are_folded():
+    summary = study()
+    assert "Show all lines" not in render(summary, {}, "c")
+    summary["rows"] *= 11
+    assert "Show all lines" in render(summary, {}, "c")
+
+
+def test_a_row_without_a_label_is_called_what_it_is():
+    assert label({"cell": {"a.b_c": 1, "d": "x"}}) == "b c 1, d x"
+    assert label({"cell": {"a": 1}, "label": "y"}) == "y"

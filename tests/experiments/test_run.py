@@ -1,6 +1,7 @@
 """The whole command, on a model that is small enough."""
 
 import copy
+import dataclasses
 import gc
 import json
 import os
@@ -13,6 +14,8 @@ import pytest
 
 from experiments import run
 from experiments.metrics import TIMED
+from experiments.report.pages import render_run
+from experiments.report.run_record import read_run
 
 CELLS = 12
 METRICS = {
@@ -128,6 +131,11 @@ def test_the_folder_is_self_contained(summary, headline):
     html = (headline / "report.html").read_text()
     assert html.count("data:image/png;base64,") == 3
     assert 'src="' in html and 'src="http' not in html
+
+
+def test_the_folder_holds_all_that_its_report_shows(summary, headline):
+    run = dataclasses.replace(read_run(headline), folder="")
+    assert render_run(run) == (headline / "report.html").read_text("utf-8")
 
 
 def test_the_terminal_shows_plan_cells_gains_and_claims(run_tiny, tmp_path):

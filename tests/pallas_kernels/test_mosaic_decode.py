@@ -85,7 +85,8 @@ def test_groups_of_heads(heads, kv_heads):
     "head_dim,block_size,dtype",
     [
         (80, 16, jnp.bfloat16),
-        (80, 4, jnp.float16),
+        (80, 2, jnp.float16),
+        (96, 1, jnp.float16),
         (96, 8, jnp.float16),
         (128, 16, jnp.float16),
         (128, 2, jnp.bfloat16),

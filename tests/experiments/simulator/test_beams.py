@@ -16,6 +16,7 @@ from paged_jax import EngineConfig, SamplingParams
 from paged_jax.step_log import Field
 
 WIDTH = 3
+ONE = np.ones(1, int)
 
 
 def unit(work):
@@ -48,12 +49,21 @@ def make_trace(count, seed=0, longest=20, rate=None, search=None):
     prompts, outputs = rng.integers(1, longest, (2, count))
     outputs = np.repeat(outputs[:, None], WIDTH, axis=1)
     search = np.zeros(count, np.int64) if search is None else search
-    return Trace(arrival, prompts, outputs, search)
+    return Trace(arrival, prompts, outputs, search=search)
 
 
-def run(config, trace, recorded, log_length=2048):
-    program = make_program(config, unit, log_length=log_length)
+def repeat(trace, search):
+    return Trace(trace.arrival, trace.prompt_len, trace.output_len, search=search)
+
+
+def run(config, trace, recorded):
+    program = make_program(config, unit, log_length=2048)
     return simulate(config, trace, program, recorded=recorded)
+
+
+def filled(recorded):
+    """Adds searches that nobody repeats: arrays of equal shapes compile once."""
+    return [*recorded, *[ancestry(40)] * (8 - len(recorded))]
 
 
 def assert_same_logs(found, expected, but=()):
@@ -74,15 +84,22 @@ def ancestry(count, width=WIDTH, seed=0):
 
 
 @pytest.mark.parametrize(
-    "changes, count",
+    "changes",
     [
-        ({"num_blocks": 22}, 8),
-        ({"num_blocks": 22, "preemption": "recompute"}, 8),
-        ({"batching": "static", "num_blocks": 40}, 5),
+        pytest.param({"num_blocks": 22}, id="swap"),
+        pytest.param(
+            {"num_blocks": 22, "preemption": "recompute"},
+            id="recompute",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"batching": "static", "num_blocks": 40},
+            id="static",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["swap", "recompute", "static"],
 )
-def test_its_batches_are_the_engines(changes, count):
+def test_its_batches_are_the_engines(changes):
     engine = make_engine(
         max_prefixes=0,
         max_requests=24,
@@ -91,7 +108,7 @@ def test_its_batches_are_the_engines(changes, count):
         steps_per_sync_offline=512,
         **changes,
     )
-    trace = make_trace(count, search=np.arange(count))
+    trace = make_trace(8, search=np.arange(8))
     rng = np.random.default_rng(7)
     names, outputs = [], {}
     for prompt, output in zip(trace.prompt_len, trace.output_len[:, 0], strict=True):
@@ -119,17 +136,17 @@ def test_its_batches_are_the_engines(changes, count):
 def test_beams_that_continue_themselves_are_sequences():
     trace = make_trace(8)
     alone = np.array([[0] * WIDTH, range(WIDTH)], np.int8)
-    beams = run(small(), trace, [alone])
+    beams = run(small(), trace, filled([alone]))
     config = small(max_n=WIDTH, max_beam_width=1)
-    sequences = run(config, trace._replace(search=None), None)
+    sequences = run(config, repeat(trace, None), None)
     assert_same_logs(beams.log, sequences.log)
     np.testing.assert_array_equal(beams.ended, sequences.ended)
     np.testing.assert_array_equal(beams.first_token, sequences.first_token)
 
 
 def test_beams_of_one_parent_share_all_whole_blocks():
-    trace = Trace(np.zeros(1), np.array([6]), np.full((1, WIDTH), 30), np.zeros(1, int))
-    log = run(small(num_blocks=40), trace, [np.zeros((2, WIDTH), np.int8)]).log
+    trace = Trace(0 * ONE, 6 * ONE, np.full((1, WIDTH), 30), search=0 * ONE)
+    log = run(small(), trace, filled([np.zeros((2, WIDTH), np.int8)])).log
     # Copied by all but one, freed with the next choice.
     decoding = log[(log[:, Field.SAMPLED] == WIDTH) & (log[:, Field.TOKENS] == WIDTH)]
     length = np.arange(7, 7 + len(decoding))
@@ -149,20 +166,21 @@ def test_beyond_what_is_recorded_it_goes_round_without_the_first_step():
     short = ancestry(6)
     unrolled = np.concatenate([short[:1]] + [short[1:]] * 6)
     assert_same_logs(
-        run(small(), trace, [short]).log, run(small(), trace, [unrolled]).log
+        run(small(), trace, filled([short])).log,
+        run(small(), trace, filled([unrolled])).log,
     )
 
 
 def test_each_request_repeats_its_own_search():
-    recorded = [ancestry(20, seed=seed) for seed in range(4)]
+    recorded = filled([ancestry(20, seed=seed) for seed in range(4)])
     search = np.array([3, 1, 1, 0, 2, 3])
     trace = make_trace(6, seed=4, search=search)
-    renamed = [recorded[i] for i in search]
+    renamed = filled([recorded[i] for i in search])
     assert_same_logs(
         run(small(), trace, recorded).log,
-        run(small(), trace._replace(search=np.arange(6)), renamed).log,
+        run(small(), repeat(trace, np.arange(6)), renamed).log,
     )
-    other = run(small(), trace._replace(search=search[::-1]), recorded)
+    other = run(small(), repeat(trace, search[::-1]), recorded)
     assert (
         other.log[:, Field.PHYSICAL_BLOCKS].tolist()
         != run(small(), trace, recorded).log[:, Field.PHYSICAL_BLOCKS].tolist()
@@ -170,10 +188,10 @@ def test_each_request_repeats_its_own_search():
 
 
 def test_a_ring_of_slots_gives_what_one_run_gives():
-    recorded = [ancestry(20, seed=seed) for seed in range(3)]
-    trace = make_trace(60, seed=5, rate=0.1, search=np.arange(60) % 3)
-    whole = run(small(max_requests=200), trace, recorded)
-    streamed = run(small(max_requests=48), pieces(trace, 7), recorded)
+    recorded = filled([ancestry(20, seed=seed) for seed in range(3)])
+    trace = make_trace(21, seed=5, rate=0.1, search=np.arange(21) % 3)
+    whole = run(small(), trace, recorded)
+    streamed = run(small(max_requests=36), pieces(trace, 7), recorded)
     np.testing.assert_array_equal(streamed.ended, whole.ended)
     np.testing.assert_array_equal(streamed.first_token, whole.first_token)
     assert_same_logs(streamed.log, whole.log)
@@ -227,7 +245,7 @@ def test_what_is_recorded_begins_with_the_prompt(width):
     [
         (lambda: run(small(), make_trace(2), None), "one of 2, 4, 6"),
         (
-            lambda: run(small(), make_trace(2)._replace(search=None), [ancestry(3)]),
+            lambda: run(small(), repeat(make_trace(2), None), [ancestry(3)]),
             "beam width 1, and engine.max_beam_width is 3",
         ),
         (
@@ -237,7 +255,7 @@ def test_what_is_recorded_begins_with_the_prompt(width):
         (
             lambda: run(
                 small(),
-                Trace(np.zeros(1), np.ones(1, int), np.array([[1, 2, 3]]), np.zeros(1)),
+                Trace(ONE, ONE, np.array([[1, 2, 3]]), search=0 * ONE),
                 [ancestry(3)],
             ),
             "the same output_len",

@@ -102,5 +102,6 @@ def test_the_first_crossing_counts():
 def test_a_straight_line_is_crossed_where_it_says(below, above):
     points = [*enumerate(sorted(below)), (len(below), above)]
     found = crossing(points, THRESHOLD)
+    assert found is not None
     x0, y0 = points[-2]
     assert y0 + (found - x0) * (above - y0) == pytest.approx(THRESHOLD)

@@ -1,5 +1,6 @@
 """Given up is a run whose latency comes out above the threshold, and no other."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -36,9 +37,9 @@ def make_trace():
 
 
 def run(trace, **settings):
-    zeros = dict.fromkeys(CostTerms.__dataclass_fields__, 0.0)
-    costs = CostTerms(**(zeros | {"step_s": 1.0, "padded": False}))
-    return simulate(CONFIG, trace, make_program(CONFIG, costs), **settings)
+    nothing = CostTerms(*[0.0] * 10)
+    program = make_program(CONFIG, dataclasses.replace(nothing, step_s=1.0))
+    return simulate(CONFIG, trace, program, **settings)
 
 
 @functools.cache
@@ -102,5 +103,4 @@ def test_the_bound_rises_to_the_mean(rows, now, more):
     ],
 )
 def test_a_request_may_be_too_large_for_the_pool(changes, fits):
-    settings = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
-    assert all_fit(EngineConfig(**(settings | changes))) == fits
+    assert all_fit(dataclasses.replace(CONFIG, **changes)) == fits

@@ -62,7 +62,7 @@ def test_the_clock_starts_when_the_prefix_is_there():
 
 
 def test_a_prefix_keeps_room_for_more_requests():
-    trace = draw_trace(30, seed=4)
+    trace = draw_trace(30, seed=4, longest=16)
     trace.prompt_len[:] += 16
     config = small(max_prefixes=1, max_seqs=12)
     apart, shared = run(config, trace), run(config, trace, prefix_len=16)
