@@ -73,6 +73,7 @@ def _settings(some: frozenset[str], low: float, high: float) -> dict[str, Any]:
     gained = len(some) / len(TECHNIQUES)
     return {
         "system": "vllm" if continuous else "ft",
+        "software": "vllm",
         "guess": low * (high / low) ** gained,
         "engine": engine,
     }

@@ -16,7 +16,7 @@ from experiments.figures import BLUE, ORANGE, STYLE, VERMILION, to_png
 from experiments.simulator.costs import RooflineCosts
 from experiments.simulator.hardware import HARDWARE
 from experiments.simulator.model_profiles import MODELS
-from experiments.simulator.systems import PAPER_OVERHEADS, SETUPS
+from experiments.simulator.systems import SETUPS, overheads_of
 from experiments.simulator.work import prompt_work, swap_work
 from experiments.studies.block_sizes import (
     BLOCK_SIZES,
@@ -44,7 +44,8 @@ _WAYS = {
 _POLICIES = {"recompute": ("recompute", BLUE, "^"), "swap": ("swap", ORANGE, "o")}
 _FITTED = "bandwidth and time of a copy are fitted to these points"
 _NOTES = {
-    "recompute": "one prompt of 256 tokens; the overheads are those fitted to Fig 1",
+    "recompute": "one prompt of 256 tokens; what a step takes while serving is fitted "
+    "to these points",
     "swap_in": _FITTED,
     "swap_out": _FITTED,
 }
@@ -70,7 +71,7 @@ def times(block_size: int) -> dict[str, float]:
         MODELS[setup.model],
         HARDWARE[setup.hardware],
         block_size=block_size,
-        overheads=PAPER_OVERHEADS,
+        overheads=overheads_of("vllm"),
     )
     blocks = SWAPPED_TOKENS / block_size
     without = float(costs(swap_work()))
@@ -97,7 +98,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                     ),
                     paper=paper,
                     unit="ms",
-                    kind="predicted" if way == "recompute" else "fitted",
+                    kind="fitted",
                     source=f"{SOURCE} Fig 19a",
                     note=_NOTES[way],
                 )

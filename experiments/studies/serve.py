@@ -8,6 +8,7 @@ from typing import Any
 from experiments.simulator.evaluate import draw_trace, evaluate, normalized_latency
 from experiments.simulator.results import Results
 from experiments.simulator.simulate import SimulatorProgram
+from experiments.simulator.systems import overheads_of
 from experiments.studies.victims import RULES
 
 
@@ -25,8 +26,9 @@ def serve_at(
       settings: `system`, `setup`, `dataset`, `seconds` (of the trace) and `seed`. If
         they are not the usual: `n`, `beam_width`, `prefix_len`; `cv` of the arrivals;
         `slots` (see `evaluate`); `engine`, settings other than the system's own;
-        `victim`, one of `victims.RULES`; `cost_factors`, by which terms of the cost
-        model are multiplied (see `costs.CostTerms`).
+        `victim`, one of `victims.RULES`; `software`, the system whose overheads count;
+        `cost_factors`, by which terms of the cost model are multiplied (see
+        `costs.CostTerms`).
       rate: requests a second.
       window: seconds from which on, and up to which, steps count in the means.
       until: seconds after which the run may end; the latency is infinite then, unless
@@ -49,6 +51,9 @@ def serve_at(
     def change(program: SimulatorProgram) -> SimulatorProgram:
         costs: Any = program.costs
         factors = settings.get("cost_factors", {})
+        if "software" in settings:
+            step_s = overheads_of(settings["software"]).step_s
+            costs = dataclasses.replace(costs, step_s=step_s)
         scaled = {name: getattr(costs, name) * x for name, x in factors.items()}
         return dataclasses.replace(
             program,

@@ -6,7 +6,11 @@ import pytest
 from experiments.simulator.costs import RooflineCosts
 from experiments.simulator.hardware import HARDWARE
 from experiments.simulator.model_profiles import MODELS
-from experiments.simulator.systems import PAPER_OVERHEADS
+from experiments.simulator.systems import (
+    PAPER_OVERHEADS,
+    SERVING_STEP_S,
+    overheads_of,
+)
 from experiments.simulator.work import decode_work
 from experiments.studies import (
     block_sizes,
@@ -80,6 +84,12 @@ def test_the_costs_of_a_swap_are_the_fit_to_fig_19a():
     )
     assert PAPER_OVERHEADS.copy_in_s == pytest.approx(found.copy_in_s, rel=2e-3)
     assert PAPER_OVERHEADS.copy_out_s == pytest.approx(found.copy_out_s, rel=2e-3)
+
+
+def test_what_a_step_takes_while_serving_is_the_fit_to_fig_19a():
+    assert SERVING_STEP_S == pytest.approx(calibration.fit_serving(), rel=2e-3)
+    assert overheads_of("vllm").step_s == PAPER_OVERHEADS.step_s + SERVING_STEP_S
+    assert overheads_of("ft") == PAPER_OVERHEADS
 
 
 def test_a_fit_finds_the_factors_it_is_given():
@@ -253,7 +263,7 @@ def test_fig_19_holds_where_it_is_fitted_and_says_what_is_predicted():
     swaps = [c for id, c in claims.items() if id.startswith("fig19a.swap")]
     assert len(swaps) == 18 and all(c["holds"] for c in swaps)
     assert {c["kind"] for c in swaps} == {"fitted"}
-    assert claims["fig19a.recompute.16"]["kind"] == "predicted"
+    assert claims["fig19a.recompute.16"]["kind"] == "fitted"
     assert claims["fig19b.latency_sharegpt.swap.16"]["holds"] is None
     rows[0]["metrics"]["1"]["swap_in"] *= 1.3
     assert holds(fig19, rows)["fig19a.swap_in.1"] is False
