@@ -2,7 +2,7 @@
 
     python -m experiments.run --config=fig19
 
-Expected: swaps within 7% of the 18 times, to which bandwidth and the two costs of a copy
+Expected: swaps within 7% of the 18 times, to which bandwidth and the costs of a copy
 are fitted; computing 256 tokens again takes 30.6 ms, predicted (paper: 36 to 39), which
 does not hold from blocks of 2 on. The paper's latencies (b) are not known.
 """
