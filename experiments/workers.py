@@ -5,6 +5,9 @@ import concurrent.futures.process
 import contextlib
 import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -68,7 +71,10 @@ def _in_processes(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_environment(XLA_FLAGS=_with_flags(), JAX_PLATFORMS="cpu"))
         pool = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(todo)), mp_context=context, initializer=_start_worker
+            min(workers, len(todo)),
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(os.getpid(),),
         )
         stack.callback(_end, pool)
         futures = {pool.submit(function, item): i for i, item in enumerate(todo)}
@@ -109,11 +115,17 @@ def _on_ray(
             ray.shutdown()
 
 
-def _start_worker() -> None:
-    """Leaves Ctrl-C to the parent, which ends its workers."""
-    import signal
-
+def _start_worker(parent: int) -> None:
+    """Leaves Ctrl-C to the parent, which ends its workers; and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        # A parent that is killed cannot end its workers.
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:

@@ -2,7 +2,12 @@
 
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +61,52 @@ def test_stopping_ends_the_workers():
 
 def double_or_sleep(x):
     return sleep(x) if x is None else double(x)
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {here!r})
+from test_workers import run_all, write_pid
+list(run_all(write_pid, [{path!r}], workers=1))
+"""
+
+
+def write_pid(path):
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    path = tmp_path / "pid"
+    script = tmp_path / "parent.py"
+    here = str(Path(__file__).parent)
+    code = PARENT.format(here=here, path=str(path))
+    # Spawned processes import the main module again.
+    script.write_text(f"if __name__ == '__main__':\n{textwrap.indent(code, '    ')}")
+    paths = os.pathsep.join([here, *sys.path])
+    parent = subprocess.Popen(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": paths}
+    )
+    while not path.exists() or not path.read_text():
+        assert parent.poll() is None
+        time.sleep(0.1)
+    worker = int(path.read_text())
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if not is_running(worker):
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its parent")
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_an_unknown_launcher_is_refused():
