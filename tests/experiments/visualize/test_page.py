@@ -123,8 +123,9 @@ def test_the_caption_says_how_many_blocks_are_free(page, tiny_page):
     for k in (0, 7, 30):
         page.evaluate("k => pagedJax.show(k)", k)
         free = tiny_page.recorded["paged"].moments[k].num_free
-        assert f"{free} are free" in page.locator(".caption").first.inner_text()
-        assert f"{free} are free" in page.locator("#live").inner_text()
+        said = f"Free blocks: {free}."
+        assert said in page.locator(".caption").first.inner_text()
+        assert said in page.locator("#live").text_content()
 
 
 def test_cards_show_blocks_with_their_reference_counts(page, tiny_page):

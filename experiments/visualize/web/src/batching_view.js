@@ -24,7 +24,7 @@ export function batchingView(app) {
     colour: systemColour(names[i]), filled: true,
   }));
   const options = (label, more) => ({
-    label, x: t("iteration"), right: frames - 1, height: 8, steps: true, onSeek: (k) => app.seek(k), ...more,
+    label, x: t("iteration"), right: frames - 1, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
   });
   const charts = [
     new LineChart(series((run) => run.log.running), options(t("batching.size"), { top: runs[0].maxSeqs })),

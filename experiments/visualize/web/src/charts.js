@@ -7,7 +7,7 @@ import { select } from "d3-selection";
 import { curveStepAfter, line, area } from "d3-shape";
 import { el, watchSize } from "./dom.js";
 
-const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "12 4"];
+const DASHES = ["6 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2"];
 const MOST_POINTS = 1200;
 
 /**
@@ -18,7 +18,7 @@ const MOST_POINTS = 1200;
 export class LineChart {
   constructor(series, options) {
     this.series = series.map((s, i) => ({
-      dash: DASHES[i % DASHES.length], ...s,
+      dash: s.strong ? "" : DASHES[i % DASHES.length], ...s,
       points: s.points ?? thin(s.values.map((v, k) => [k, v])),
     }));
     this.options = options;

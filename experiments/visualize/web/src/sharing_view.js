@@ -45,6 +45,7 @@ export function sharingView(app) {
     questions(t("questions"), app.text.sharing.questions),
   );
   let shown = 0;
+  let newest = -1;
   const stop = watchSize(scroller, () => draw(shown));
 
   function show(k) {
@@ -115,6 +116,7 @@ export function sharingView(app) {
       this.style.left = `${x}rem`;
       this.style.top = `${y}rem`;
       this.style.setProperty("--paint", cssPaint(paintOf(card.lane)));
+      this.style.setProperty("--colour", paintOf(card.lane).colour);
       const node = select(this);
       node.select(".name").text(t("sharing.block", { block: card.block }));
       node.select(".ref").text(card.gone ? t("sharing.freed") : `×${card.ref}`)
@@ -123,6 +125,16 @@ export function sharingView(app) {
       node.select(".slots").style("--fill", card.live / run.blockSize);
     });
     drawThreads(now, k, rem);
+    follow(now, rem);
+  }
+
+  /** Where the plane is wider than the screen, keeps its newest column in sight. */
+  function follow(now, rem) {
+    const column = Math.max(0, ...now.map((card) => card.column));
+    if (column === newest) return;
+    newest = column;
+    const right = (place({ column, lane: 0 }).x + CARD.width + 1) * rem;
+    scroller.scrollLeft = Math.max(0, right - scroller.clientWidth);
   }
 
   function drawThreads(now, k, rem) {
@@ -182,7 +194,7 @@ export function sharingView(app) {
   }
 
   function bar(name, value, most, kind) {
-    return el("p", { class: "bar" }, el("span", {}, name),
+    return el("p", { class: "share" }, el("span", {}, name),
       el("i", { class: kind, style: `width: ${most ? (60 * value) / most : 0}%` }), el("b", {}, String(value)));
   }
 

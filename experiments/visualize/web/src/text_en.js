@@ -25,7 +25,7 @@ export default {
     paged_static: "paged, static batches", max_static: "max, static batches",
   },
   summary: {
-    state: "Iteration {iteration}: {running} sequences run and {waiting} requests wait. {used} of {blocks} blocks are in use, {free} are free.",
+    state: "Iteration {iteration}: {running} sequences run and {waiting} requests wait. {used} of {blocks} blocks are in use. Free blocks: {free}.",
     admitted: "Admitted: {names}.",
     back: "Back again: {names}.",
     preempted: "Memory ran out, so the latest arrival gave way: {names}.",
@@ -75,7 +75,7 @@ export default {
       beam: "A search for the likeliest text: of the continuations of four texts, the beams, the best four go on. One text may have several children and another none. A beam that goes on with another one's text takes over its table: nothing is copied until it writes.",
     },
     plane: "Blocks that are in use, with their tokens and reference counts",
-    state: "Iteration {iteration}: the block tables have {logical} entries, which name {physical} blocks. {free} of {blocks} blocks are free.",
+    state: "Iteration {iteration}: the block tables have {logical} entries, which name {physical} blocks. Free blocks: {free} of {blocks}.",
     block: "block {block}",
     freed: "free again",
     references: "named by {ref} block tables",

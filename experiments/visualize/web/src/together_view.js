@@ -19,7 +19,7 @@ export function togetherView(app) {
   const runs = LADDER.map((name) => app.recording(name));
   const frames = Math.max(...runs.map((run) => run.frames));
   const speeds = LADDER.map((name) => data.timed[name].outputTokens / data.timed[name].seconds);
-  const width = scaleLinear([0, Math.max(...speeds)], [0, 100]);
+  const width = scaleLinear([0, Math.max(...speeds)], [0, 6]); // rem
   const rows = LADDER.map((name, i) => {
     const { log } = runs[i];
     const use = mean(log.live, (live, k) => live / Math.max(1, log.reserved[k]));
@@ -31,7 +31,7 @@ export function togetherView(app) {
           t(`systems.${name}`)),
         el("td", {}, percent(use)), el("td", {}, one(mean(log.running))), el("td", {}, String(runs[i].frames)),
         el("td", { class: "speed" },
-          el("i", { style: `width: ${width(speeds[i])}%; background: ${systemColour(name)}` }),
+          el("i", { style: `width: ${width(speeds[i])}rem; background: ${systemColour(name)}` }),
           el("b", {}, one(speeds[i]))),
         el("td", {}, `${two(speeds[i] / speeds[0])}×`), now),
     };
