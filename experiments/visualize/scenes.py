@@ -42,9 +42,9 @@ class Size(NamedTuple):
 # Room for four requests of the model length: contiguous memory that reserves it can
 # serve four at once. Nothing is set aside, so that blocks do run out.
 FULL = Size(
-    requests=24,
+    requests=20,
     longest_prompt=90,
-    longest_output=96,
+    longest_output=72,
     sharing_output=26,
     config=EngineConfig(
         block_size=16,
@@ -54,6 +54,7 @@ FULL = Size(
         max_requests=32,
         max_prefixes=0,
         token_budget=32,
+        min_bucket=16,
         watermark=0.0,
         spare_blocks=0,
     ),
@@ -67,6 +68,7 @@ FULL = Size(
         max_n=4,
         max_beam_width=4,
         token_budget=32,
+        min_bucket=16,
         watermark=0.0,
     ),
 )
@@ -81,7 +83,10 @@ SYSTEMS = {
     "paged_static": ("paged", "static", "recompute"),
     "max_static": ("max", "static", "recompute"),
 }
-SHARED_PROMPT = "Once upon a time, in a small town by the sea, there lived a"
+# It ends within a block, which the first writes have to copy.
+SHARED_PROMPT = (
+    "Once upon a time, in a small town by the sea, there lived an old woman who"
+)
 # Iterations between two arrivals, after the first requests.
 _FIRST, _SPACING = 10, 4
 

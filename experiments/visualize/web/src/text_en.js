@@ -162,7 +162,7 @@ export default {
     policies: { vllm: "paged", orca_oracle: "oracle", orca_pow2: "pow2", orca_max: "max", ft: "static batches" },
     result: "{latency} s per token. {running} sequences in a batch, {live} of the memory holds tokens, {served} requests done per second, {preemptions} preemptions.",
     hopeless: "More requests come than this system can serve: the queue only grows.",
-    made: "Five minutes of arrivals for each point. The lines end where the queue only grows. Block size matters for paged memory only; the others reserve in pieces of 16. “static batches” is FasterTransformer as in the paper, the three that reserve are Orca.",
+    made: "Five minutes of arrivals for each point. The lines end where the queue only grows. Shares of the memory are means over the iterations in which others wait, if there are any. Block size matters for paged memory only; the others reserve in pieces of 16. “static batches” is FasterTransformer as in the paper, the three that reserve are Orca.",
   },
   used: {
     title: "Where this is used",

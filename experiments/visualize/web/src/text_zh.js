@@ -162,7 +162,7 @@ export default {
     policies: { vllm: "分页", orca_oracle: "oracle", orca_pow2: "pow2", orca_max: "max", ft: "静态批" },
     result: "每词元 {latency} 秒。批中 {running} 个序列，内存的 {live} 装着词元，每秒完成 {served} 个请求，抢占 {preemptions} 次。",
     hopeless: "来的请求比这个系统能服务的多：队伍只会越来越长。",
-    made: "每个点是五分钟的到达。线断的地方，队伍只会越来越长。块大小只影响分页；其他系统按 16 预留。“静态批”是论文里的 FasterTransformer，三种预留的是 Orca。",
+    made: "每个点是五分钟的到达。线断的地方，队伍只会越来越长。内存比例是有请求在等时（如果有）各次迭代的平均。块大小只影响分页；其他系统按 16 预留。“静态批”是论文里的 FasterTransformer，三种预留的是 Orca。",
   },
   used: {
     title: "用在哪里",
