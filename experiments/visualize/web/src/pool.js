@@ -5,6 +5,8 @@ import { range } from "d3-array";
 import { canvasPaint, hatch, paintOf, variable } from "./palette.js";
 import { el, watchSize } from "./dom.js";
 
+// More labels than these, and they cannot be read.
+const MOST_LABELS = 400;
 const NAMES = ["--cell-free", "--cell-line", "--ink", "--paper", "--hatch", "--dead"];
 
 export class Pool {
@@ -38,6 +40,8 @@ export class Pool {
     this.x = scaleBand(range(columns), [0, width]).paddingInner(gap);
     this.y = scaleBand(range(rows), [0, height]).paddingInner(gap);
     this.scale = window.devicePixelRatio || 1;
+    this._colours = Object.fromEntries(NAMES.map((name) => [name, variable(name)]));
+    this._fills = new Map();
     this.canvas.width = Math.round(width * this.scale);
     this.canvas.height = Math.round(height * this.scale);
     this.canvas.style.height = `${height}px`;
@@ -67,15 +71,21 @@ export class Pool {
     this._last = [k, selected];
     if (!this.x) return;
     const context = this.canvas.getContext("2d");
-    const colours = Object.fromEntries(NAMES.map((name) => [name, variable(name)]));
+    const colours = this._colours;
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     for (const block of this.recording.blocksAt(k)) {
-      this._cell(context, block, k, selected, colours);
+      this._cell(context, block, selected, colours);
     }
   }
 
-  _cell(context, block, k, selected, colours) {
+  /** A fill that is made once: patterns are dear. */
+  _fill(key, make) {
+    if (!this._fills.has(key)) this._fills.set(key, make());
+    return this._fills.get(key);
+  }
+
+  _cell(context, block, selected, colours) {
     const { x, y, width, height } = this.place(block.block);
     if (!block.owners.length) {
       context.globalAlpha = 1;
@@ -88,7 +98,6 @@ export class Pool {
     const strength = back ? 0.35 : 1;
     const paint = this.paintOf(sequence);
     const size = this.recording.blockSize;
-    const dead = this.recording.activityAt(sequence, k) === 6;
     context.globalAlpha = 1;
     context.fillStyle = colours["--paper"];
     context.fillRect(x, y, width, height);
@@ -96,20 +105,25 @@ export class Pool {
     const live = (height * block.live) / size;
     const ahead = (height * block.ahead) / size;
     context.globalAlpha = strength;
-    context.fillStyle = hatch(context, colours["--hatch"], this.scale);
-    context.fillRect(x, y, width, height - live - ahead);
+    if (live + ahead < height) {
+      context.fillStyle = this._fill("hatch", () => hatch(context, colours["--hatch"], this.scale));
+      context.fillRect(x, y, width, height - live - ahead);
+    }
     context.globalAlpha = 0.22 * strength;
     context.fillStyle = paint.colour;
     context.fillRect(x, y + height - live - ahead, width, ahead);
     context.globalAlpha = strength;
-    context.fillStyle = dead ? colours["--dead"] : canvasPaint(context, paint, this.scale);
+    context.fillStyle = block.ended ? colours["--dead"]
+      : this._fill(paint.colour + paint.pattern, () => canvasPaint(context, paint, this.scale));
     context.fillRect(x, y + height - live, width, live);
     context.globalAlpha = back ? 0.5 : 1;
     context.lineWidth = sequence === selected ? 2 : 1;
     context.strokeStyle = sequence === selected ? colours["--ink"] : paint.colour;
     const inset = context.lineWidth / 2;
     context.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
-    if (width >= 17) this._label(context, block, sequence, { x, y, width, height }, colours);
+    if (width >= 17 && this.recording.numBlocks <= MOST_LABELS) {
+      this._label(context, block, sequence, { x, y, width, height }, colours);
+    }
     context.globalAlpha = 1;
   }
 

@@ -141,7 +141,7 @@ export class Recording {
     const state = this.at(k);
     const size = this.blockSize;
     const blocks = Array.from({ length: this.numBlocks + 1 }, (_, block) => ({
-      block, owners: [], ref: state.ref[block], live: 0, ahead: 0, column: -1,
+      block, owners: [], ref: state.ref[block], live: 0, ahead: 0, column: -1, ended: false,
     }));
     for (let row = 0; row < state.owner.length; row++) {
       const sequence = state.owner[row];
@@ -153,6 +153,7 @@ export class Recording {
         const block = blocks[number];
         block.owners.push(sequence);
         block.column = column;
+        block.ended = ended;
         const clip = (tokens) => Math.max(0, Math.min(size, tokens - column * size));
         const live = clip(state.length[row]);
         block.live = Math.max(block.live, live);
