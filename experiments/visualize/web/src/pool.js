@@ -20,6 +20,13 @@ export class Pool {
     this.element = el("div", { class: "pool" }, this.canvas);
     this.onSize = () => {};
     this._last = null;
+    this._seen = true;
+    this._sight = new IntersectionObserver(([entry]) => {
+      const comes = entry.isIntersecting && !this._seen;
+      this._seen = entry.isIntersecting;
+      if (comes && this._last) this.draw(...this._last);
+    }, { rootMargin: "100px" });
+    this._sight.observe(this.element);
     this._stop = watchSize(this.element, (width) => this._resize(width));
     if (onPoint) {
       this.canvas.addEventListener("pointermove", (e) => onPoint(this.blockAt(e)));
@@ -28,7 +35,10 @@ export class Pool {
     }
   }
 
-  destroy() { this._stop(); }
+  destroy() {
+    this._stop();
+    this._sight.disconnect();
+  }
 
   _resize(width) {
     const count = this.recording.numBlocks;
@@ -69,7 +79,8 @@ export class Pool {
   /** Draws frame k; sequences other than `selected` (-1: none) step back. */
   draw(k, selected = -1) {
     this._last = [k, selected];
-    if (!this.x) return;
+    // What nobody sees is drawn when it comes into sight.
+    if (!this.x || !this._seen) return;
     const context = this.canvas.getContext("2d");
     const colours = this._colours;
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
@@ -98,29 +109,35 @@ export class Pool {
     const strength = back ? 0.35 : 1;
     const paint = this.paintOf(sequence);
     const size = this.recording.blockSize;
-    context.globalAlpha = 1;
-    context.fillStyle = colours["--paper"];
-    context.fillRect(x, y, width, height);
     // From the bottom up: tokens, room for tokens to come, room that stays empty.
     const live = (height * block.live) / size;
     const ahead = (height * block.ahead) / size;
+    if (live < height || back) {
+      context.globalAlpha = 1;
+      context.fillStyle = colours["--paper"];
+      context.fillRect(x, y, width, height);
+    }
     context.globalAlpha = strength;
     if (live + ahead < height) {
       context.fillStyle = this._fill("hatch", () => hatch(context, colours["--hatch"], this.scale));
       context.fillRect(x, y, width, height - live - ahead);
     }
-    context.globalAlpha = 0.22 * strength;
-    context.fillStyle = paint.colour;
-    context.fillRect(x, y + height - live - ahead, width, ahead);
+    if (ahead) {
+      context.globalAlpha = 0.22 * strength;
+      context.fillStyle = paint.colour;
+      context.fillRect(x, y + height - live - ahead, width, ahead);
+    }
     context.globalAlpha = strength;
     context.fillStyle = block.ended ? colours["--dead"]
       : this._fill(paint.colour + paint.pattern, () => canvasPaint(context, paint, this.scale));
     context.fillRect(x, y + height - live, width, live);
     context.globalAlpha = back ? 0.5 : 1;
-    context.lineWidth = sequence === selected ? 2 : 1;
-    context.strokeStyle = sequence === selected ? colours["--ink"] : paint.colour;
-    const inset = context.lineWidth / 2;
-    context.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
+    if (width >= 9 || sequence === selected) {
+      context.lineWidth = sequence === selected ? 2 : 1;
+      context.strokeStyle = sequence === selected ? colours["--ink"] : paint.colour;
+      const inset = context.lineWidth / 2;
+      context.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
+    }
     if (width >= 17 && this.recording.numBlocks <= MOST_LABELS) {
       this._label(context, block, sequence, { x, y, width, height }, colours);
     }
