@@ -21,7 +21,8 @@ export class Pool {
     this.onSize = () => {};
     this._last = null;
     this._seen = true;
-    this._sight = new IntersectionObserver(([entry]) => {
+    this._sight = new IntersectionObserver((entries) => {
+      const entry = entries.at(-1);
       const comes = entry.isIntersecting && !this._seen;
       this._seen = entry.isIntersecting;
       if (comes && this._last) this.draw(...this._last);
@@ -132,7 +133,7 @@ export class Pool {
       : this._fill(paint.colour + paint.pattern, () => canvasPaint(context, paint, this.scale));
     context.fillRect(x, y + height - live, width, live);
     context.globalAlpha = back ? 0.5 : 1;
-    if (width >= 9 || sequence === selected) {
+    if (width >= 20 || sequence === selected) {
       context.lineWidth = sequence === selected ? 2 : 1;
       context.strokeStyle = sequence === selected ? colours["--ink"] : paint.colour;
       const inset = context.lineWidth / 2;
