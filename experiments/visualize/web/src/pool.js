@@ -146,12 +146,12 @@ export class Pool {
   }
 
   _label(context, block, sequence, { x, y, width, height }, colours) {
-    const points = Math.min(16, Math.max(9, width * 0.36));
+    const points = Math.min(34, Math.max(9, width * 0.36));
     context.font = `600 ${points}px ui-sans-serif, system-ui, sans-serif`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.lineJoin = "round";
-    context.lineWidth = 3;
+    context.lineWidth = points / 4;
     context.strokeStyle = colours["--paper"];
     context.fillStyle = colours["--ink"];
     const text = block.ref > 1 ? `×${block.ref}` : this.recording.labels[sequence];

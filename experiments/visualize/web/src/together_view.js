@@ -65,7 +65,7 @@ export function togetherView(app) {
     return t("together.state", {
       iteration: k + 1,
       list: LADDER.map((name, i) => `${t(`systems.${name}`)} ${tokens[i][frameIn(runs[i], k)]}`).join(
-        app.language === "zh" ? "、" : ", "),
+        app.language === "zh" ? "；" : "; "),
     });
   }
 
