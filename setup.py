@@ -41,6 +41,7 @@ EXTRAS = {
         "pyright[nodejs]>=1.1.400",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
+        "ray>=2.40",
         "ruff>=0.9",
         "setuptools>=77",
     ],

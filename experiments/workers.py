@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -104,8 +105,14 @@ def _on_ray(
         local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers or None}
         ray.init(include_dashboard=False, log_to_driver=False, **local)
     try:
-        flags = {"XLA_FLAGS": _with_flags(), "JAX_PLATFORMS": "cpu"}
-        remote: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": flags})(function)
+        variables = {
+            "XLA_FLAGS": _with_flags(),
+            "JAX_PLATFORMS": "cpu",
+            # The function is imported there, from the same places if they exist.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        options: Any = {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
+        remote: Any = ray.remote(**options)(function)
         waiting = {remote.remote(item): i for i, item in enumerate(todo)}
         while waiting:
             [done], _ = ray.wait(list(waiting), num_returns=1)
