@@ -49,7 +49,7 @@ def effective(some: frozenset[str]) -> frozenset[str]:
 
 def label(some: frozenset[str]) -> str:
     """Returns the name of a set."""
-    return " + ".join(t for t in TECHNIQUES if t in some) or "none"
+    return " + ".join(t.split()[0] for t in TECHNIQUES if t in some) or "none"
 
 
 def _variants(scale: Scale) -> list[Variant]:

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+from experiments.simulator.model_profiles import MODELS
+from experiments.simulator.systems import SETUPS
+
 _BASIC = ("vllm", "orca_oracle", "orca_pow2", "orca_max")
 
 
@@ -40,7 +43,8 @@ class Panel(NamedTuple):
     @property
     def title(self) -> str:
         """What stands above the panel."""
-        words = [f"{self.setup.replace('-', ' ').upper()}, {_DATASETS[self.dataset]}"]
+        model = MODELS[SETUPS[self.setup].model].name
+        words = [f"{model}, {_DATASETS[self.dataset]}"]
         if self.n > 1:
             words.append(f"n = {self.n}")
         if self.beam_width > 1:

@@ -78,6 +78,20 @@ def draw_variants(axis: str, panels: Sequence[Panel]) -> bytes:
     return to_png(figure)
 
 
+def _labels_of(line: list[tuple[str, Estimate | None]]) -> list[str]:
+    """Returns the labels of a series."""
+    return [label for label, _ in line]
+
+
+def _is_number(label: str) -> bool:
+    """Whether a label stands at a place of a scale, so that a line leads to it."""
+    try:
+        float(label.rstrip("%x"))
+    except ValueError:
+        return False
+    return True
+
+
 def _draw(ax: Axes, panel: Panel, labels: list[str]) -> None:
     count = len(panel.series)
     for number, (name, line) in enumerate(panel.series.items()):
@@ -97,6 +111,7 @@ def _draw(ax: Axes, panel: Panel, labels: list[str]) -> None:
             color=color,
             marker=marker,
             markersize=5,
+            linestyle="-" if all(map(_is_number, _labels_of(line))) else "",
             linewidth=1.2,
             capsize=2,
             label=name,
