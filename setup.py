@@ -32,13 +32,16 @@ EXTRAS = {
     "ray": ["ray>=2.40"],
     # pip and setuptools are here so that the lock pins them too: the set-up makes an
     # environment without either, and installs the project from its source tree.
+    # playwright drives a browser that the system has (see scripts/setup_browser).
     # pyright[nodejs] brings its own node, so that no machine has to have one.
     "test": [
         "hypothesis>=6.120",
         "pip>=24",
+        "playwright>=1.50",
         "pyright[nodejs]>=1.1.400",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
+        "ray>=2.40",
         "ruff>=0.9",
         "setuptools>=77",
     ],
@@ -58,7 +61,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_namespace_packages(include=PACKAGES),
-    package_data={"experiments": ["data/*"]},
+    package_data={"experiments": ["data/*"], "experiments.visualize": ["data/*"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

@@ -117,15 +117,22 @@ def parse(argv: list[str]) -> Command:
     )
 
 
+# Of the command line, what changes nothing of the results.
+_ASIDE = ("out", "workers", "launcher")
+
+
 def command_of(words: Iterable[str]) -> str:
-    """Returns the command with these words, without what names a results folder."""
+    """Returns the command with these words, without what does not change its results.
+
+    That is the results folder, and how simulations are spread over processes.
+    """
     kept: list[str] = []
     skip = False
     for word in words:
         name = word.lstrip("-").split("=")[0] if word.startswith("-") else ""
-        if not skip and name not in ("out", "resume", "noresume"):
+        if not skip and name not in (*_ASIDE, "resume", "noresume"):
             kept.append(word)
-        skip = name == "out" and "=" not in word
+        skip = name in _ASIDE and "=" not in word
     return shlex.join(["python", "-m", "experiments.run", *kept])
 
 

@@ -5,7 +5,11 @@ import concurrent.futures.process
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from experiments.errors import UserError
@@ -34,7 +38,7 @@ def run_all(
     *,
     workers: int = 0,
     launcher: str = "processes",
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     """Yields the number of an item and its result, as they are done.
 
     Stopping the iteration, by an exception or by closing it, ends the workers.
@@ -60,7 +64,7 @@ def run_all(
 
 def _in_processes(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     if not todo:
         return
     # Not forked: JAX has threads.
@@ -68,7 +72,10 @@ def _in_processes(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_environment(XLA_FLAGS=_with_flags(), JAX_PLATFORMS="cpu"))
         pool = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(todo)), mp_context=context, initializer=_start_worker
+            min(workers, len(todo)),
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(os.getpid(),),
         )
         stack.callback(_end, pool)
         futures = {pool.submit(function, item): i for i, item in enumerate(todo)}
@@ -85,9 +92,9 @@ def _in_processes(
 
 def _on_ray(
     function: Callable[[T], R], todo: list[T], workers: int
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             "--launcher=ray needs Ray: pip install 'paged-jax[ray]', or leave it out"
@@ -98,8 +105,14 @@ def _on_ray(
         local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers or None}
         ray.init(include_dashboard=False, log_to_driver=False, **local)
     try:
-        flags = {"XLA_FLAGS": _with_flags(), "JAX_PLATFORMS": "cpu"}
-        remote: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": flags})(function)
+        variables = {
+            "XLA_FLAGS": _with_flags(),
+            "JAX_PLATFORMS": "cpu",
+            # The function is imported there, from the same places if they exist.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        options: Any = {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
+        remote: Any = ray.remote(**options)(function)
         waiting = {remote.remote(item): i for i, item in enumerate(todo)}
         while waiting:
             [done], _ = ray.wait(list(waiting), num_returns=1)
@@ -109,11 +122,17 @@ def _on_ray(
             ray.shutdown()
 
 
-def _start_worker() -> None:
-    """Leaves Ctrl-C to the parent, which ends its workers."""
-    import signal
-
+def _start_worker(parent: int) -> None:
+    """Leaves Ctrl-C to the parent, which ends its workers; and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        # A parent that is killed cannot end its workers.
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:

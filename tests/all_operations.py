@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import often
 from oracles.memory import Memory
 
 from paged_jax import beam_tables, block_tables, invariants, prefix_cache, swap
@@ -332,7 +333,7 @@ def _operations(shape: Shape):
     }
 
 
-@functools.partial(jax.jit, static_argnames="shape")
+@functools.partial(often.jit, static_argnames="shape")
 def _run(program, texts, shape: Shape) -> Trace:
     size = shape.block_size
     operations = _operations(shape)

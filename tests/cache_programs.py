@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import often
 from oracles.prefix_cache import CachedMemory
 
 from paged_jax import invariants, prefix_cache
@@ -63,7 +64,7 @@ class Trace(NamedTuple):
     holds: dict
 
 
-@functools.partial(jax.jit, static_argnames="shape")
+@functools.partial(often.jit, static_argnames="shape")
 def _run(program, texts, shape):
     size = shape.block_size
     config = EngineConfig(

@@ -1,5 +1,6 @@
 """What all tests share: the CPU, the compilation cache, hypothesis, a trained model."""
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -7,11 +8,18 @@ from pathlib import Path
 # Before anything imports JAX, which reads it once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile more than they compute: LLVM's optimisations of what XLA hands it cost
-# more time than they save. What XLA itself does (fusion, aliasing) is unchanged.
-# Flags of the environment come later, and win.
+# more time than they save, and so does cutting that into parts for many cores. What XLA
+# itself does (fusion, aliasing) is unchanged. Flags of the environment come later, and
+# win.
 os.environ["XLA_FLAGS"] = " ".join(
-    ("--xla_backend_optimization_level=0", os.environ.get("XLA_FLAGS", ""))
+    (
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        os.environ.get("XLA_FLAGS", ""),
+    )
 )
+# Where in Python each operation comes from costs time in every stage of a compilation.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 # Interpreted kernels have up to three warpgroups, each on a thread of XLA's while it
 # waits: with two cores, and as many threads, one of them may never start.
@@ -21,9 +29,13 @@ import hypothesis
 import mappings
 import pytest
 
-from paged_jax import LoadedModel, compilation_cache, load_model
+from paged_jax import LoadedModel, compilation_cache, load_model, programs
 
 compilation_cache.enable()
+
+# An engine keeps the programs of the last few; here, those of every engine are kept,
+# since tests of many files serve with the same settings. See `mappings`.
+programs._compile = functools.lru_cache(maxsize=None)(programs._compile.__wrapped__)
 
 # A run in the background may ignore Ctrl-C, and so would the processes tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +48,14 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_itemcollected(item):
+    """Refuses a `newest` that does not say why the oldest Python need not run it."""
+    for mark in item.iter_markers("newest"):
+        if not mark.kwargs.get("reason"):
+            raise pytest.UsageError(f"{item.nodeid}: newest(reason=...) has no reason")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import often
 from oracles.block_tables import PagedMemory
 
 from paged_jax import block_tables, invariants
@@ -73,7 +74,7 @@ class Trace(NamedTuple):
 NUM_LAYERS = 2
 
 
-@functools.partial(jax.jit, static_argnames="shape")
+@functools.partial(often.jit, static_argnames="shape")
 def _run(program, shape):
     size = shape.block_size
     nothing = block_tables.no_copies(shape.num_rows)

@@ -16,6 +16,10 @@ from oracles import llama as oracle
 from paged_jax import Field
 from pallas_kernels import compat
 
+pytestmark = pytest.mark.newest(
+    reason="the old jax lacks one of the backends; test_equality has the others"
+)
+
 # Of logits that spread over 20 and more, and of a probability: what rounding keys,
 # values and weights to 8 bits may tip.
 TIE = 0.05

@@ -34,7 +34,7 @@ class BeamMemory(Memory):
         self.check()
 
     def check(self):
-        holds = check_blocks(self.pool, self.sequences)
+        holds = jax.device_get(_check_blocks(self.pool, self.sequences))
         assert all(holds.values()), [name for name, ok in holds.items() if not ok]
 
     def set_tables(self, tables, length):
@@ -61,7 +61,10 @@ class BeamMemory(Memory):
         self.check()
 
     def free(self):
-        return self.pool.free_stack[: self.num_free].tolist()
+        return np.asarray(self.pool.free_stack)[: self.num_free].tolist()
+
+
+_check_blocks = jax.jit(check_blocks)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))

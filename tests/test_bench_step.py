@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+pytestmark = pytest.mark.newest(reason="a benchmark, and what it refuses")
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {"schedule", "products", "attention", "head", "sampling", "rest"}
 POINT = {

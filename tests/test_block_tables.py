@@ -50,12 +50,13 @@ class Memory:
         return self(append, jnp.asarray(appending))
 
     def table(self, row):
-        count = int(self.sequences.num_blocks[row])
-        assert not self.sequences.block_table[row, count:].any()
-        return self.sequences.block_table[row, :count].tolist()
+        rows = jax.device_get(self.sequences)
+        count = rows.num_blocks[row]
+        assert not rows.block_table[row, count:].any()
+        return rows.block_table[row, :count].tolist()
 
     def references(self, row):
-        return self.pool.ref_count[np.array(self.table(row))].tolist()
+        return np.asarray(self.pool.ref_count)[self.table(row)].tolist()
 
     @property
     def num_free(self):

@@ -15,6 +15,7 @@ from engines import (
     make_engine,
     poison,
 )
+from pythons import newest_but
 from scheduling import run_schedule, small_config
 
 from paged_jax import Field
@@ -118,7 +119,14 @@ def test_preempted_groups_find_their_prompts_again():
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("changes", [{}, {"chunked_prefill": False}, {"block_size": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    newest_but(
+        [{}],
+        [{}, {"chunked_prefill": False}, {"block_size": 1}],
+        "a program of the same kind, of another size",
+    ),
+)
 @pytest.mark.parametrize("batching", ["continuous", "static"])
 def test_everybody_ends(changes, batching):
     config = small_config(

@@ -8,14 +8,8 @@ from random_service import KINDS, engine_of, serve_at_random
 from paged_jax import Field
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[] if kind == "continuous" else pytest.mark.long)
-        for kind in KINDS
-        if kind != "nothing shared"
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nothing shared"])
 def test_every_request_is_returned_once_with_its_own_tokens(kind):
     engine = engine_of(kind)
     engine.reset_stats()

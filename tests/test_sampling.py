@@ -4,7 +4,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import often
 import pytest
+from pythons import newest_but
 
 from paged_jax.requests import SamplingState
 from paged_jax.sampling import keep_top_k, keep_top_p, sample
@@ -26,7 +28,7 @@ def _state(rows, *, temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=0):
     )
 
 
-_sample = jax.jit(sample, static_argnums=3)
+_sample = often.jit(sample, static_argnums=3)
 
 
 def _logits(rows, scale=3.0, seed=0):
@@ -107,16 +109,19 @@ def test_logprobs_are_those_of_the_model_before_temperature():
     )
 
 
+SETTINGS = [
+    dict(),
+    dict(temperature=0.5),
+    dict(top_k=3),
+    dict(top_p=0.7),
+    dict(min_p=0.2),
+    dict(top_k=6, top_p=0.8, min_p=0.05, temperature=1.5),
+]
+
+
 @pytest.mark.parametrize(
     "settings",
-    [
-        dict(),
-        dict(temperature=0.5),
-        dict(top_k=3),
-        dict(top_p=0.7),
-        dict(min_p=0.2),
-        dict(top_k=6, top_p=0.8, min_p=0.05, temperature=1.5),
-    ],
+    newest_but([SETTINGS[0], SETTINGS[-1]], SETTINGS, "the last has all of them"),
     ids=str,
 )
 def test_draws_follow_the_distribution(settings):

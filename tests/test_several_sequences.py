@@ -268,6 +268,7 @@ def test_one_ends_while_the_prompt_is_computed_again(engine, n, which):
             assert got == expected
 
 
+@pytest.mark.newest(reason="the same program, but for one comparison")
 def test_the_victim_rule_is_an_argument(engine):
     def earliest_arrival(state):
         arrival = state.requests.arrival[state.sequences.request]

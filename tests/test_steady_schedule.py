@@ -4,6 +4,10 @@ import pytest
 
 from paged_jax.steady_schedule import steady_config, time_steady_schedule
 
+pytestmark = pytest.mark.newest(
+    reason="times the scheduler, which other tests check on each jax"
+)
+
 
 def test_everything_that_scheduling_does_is_in_the_trace():
     config = steady_config(8, 80)

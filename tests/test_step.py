@@ -91,16 +91,24 @@ def check_in_place(compiled, state):
             assert operations_on(text, dims(leaf)) <= IN_PLACE
 
 
+# What is known of the old jax need not be seen again by CI, and what is a part of the
+# cases with beams and a host neither.
+KNOWN = pytest.mark.newest(reason="jax 0.10 is known to make copies here")
+PART = pytest.mark.newest(reason="a part of the case with beams and a host")
 BFLOAT16 = pytest.param(
     "paged",
     "bfloat16",
     1,
     1,
     0,
-    marks=pytest.mark.xfail(
-        JAX_VERSION < (0, 11),
-        reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write it",
-    ),
+    marks=[
+        KNOWN,
+        pytest.mark.xfail(
+            JAX_VERSION < (0, 11),
+            reason="XLA of jax 0.10 widens a bfloat16 cache to float32 on CPU to write "
+            "it",
+        ),
+    ],
 )
 # Blocks of the host: a number of its own again.
 HOST = 111
@@ -109,19 +117,22 @@ CACHED = [
         "cached",
         "float32",
         *several,
-        marks=pytest.mark.xfail(
-            JAX_VERSION < (0, 11),
-            reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
-        ),
+        marks=[
+            KNOWN,
+            pytest.mark.xfail(
+                JAX_VERSION < (0, 11),
+                reason="XLA of jax 0.10 copies the pool's arrays with a prefix cache",
+            ),
+        ],
     )
     for several in ((1, 1, 0), (4, 4, HOST))
 ]
 CASES = [
     ("paged", "float32", 1, 1, 0),
-    ("paged", "float32", 4, 1, 0),
-    ("paged", "float32", 1, 1, HOST),
+    pytest.param("paged", "float32", 4, 1, 0, marks=PART),
+    pytest.param("paged", "float32", 1, 1, HOST, marks=PART),
     ("paged", "float32", 4, 4, HOST),
-    ("max", "float32", 1, 1, 0),
+    pytest.param("max", "float32", 1, 1, 0, marks=PART),
     ("max", "float32", 1, 4, 0),
 ]
 CASES += CACHED

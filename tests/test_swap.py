@@ -40,10 +40,12 @@ class Memory:
 
     def write(self, row, count):
         """Notes `count` new numbers at the end of a row; its blocks are there."""
+        table = np.asarray(self.sequences.block_table)[row]
+        ref_count = np.asarray(self.pool.ref_count)
         for _ in range(count):
             position = len(self.tokens.setdefault(row, []))
-            block = int(self.sequences.block_table[row, position // SIZE])
-            assert self.pool.ref_count[block] == 1, "a shared block is written"
+            block = table[position // SIZE]
+            assert ref_count[block] == 1, "a shared block is written"
             self.device[block, position % SIZE] = self.next
             self.tokens[row].append(self.next)
             self.next += 1
@@ -60,8 +62,9 @@ class Memory:
         self.pool, self.sequences, copies, status = append(
             self.pool, self.sequences, mask(*rows), block_size=SIZE
         )
-        for i in range(int(copies.count)):
-            self.device[copies.target[i]] = self.device[copies.source[i]]
+        source, target, count = jax.device_get(copies)
+        for i in range(count):
+            self.device[target[i]] = self.device[source[i]]
         if status == Status.OK:
             for row in sorted(rows):
                 self.write(row, 1)
@@ -103,10 +106,10 @@ class Memory:
 
     def moved(self, status):
         """Makes the moves; returns the status and how many there were, in and out."""
-        ins, outs = self.space.ins, self.space.outs
-        for i in range(int(ins.count)):
+        ins, outs = jax.device_get((self.space.ins, self.space.outs))
+        for i in range(ins.count):
             self.device[ins.target[i]] = self.host[ins.source[i]]
-        for i in range(int(outs.count)):
+        for i in range(outs.count):
             self.host[outs.target[i]] = self.device[outs.source[i]]
         self.space = forget_moves(self.space)
         return Status(int(status)), int(ins.count), int(outs.count)
@@ -116,22 +119,24 @@ class Memory:
         return [r for r in range(ROWS) if status[r] == SequenceStatus.SWAPPED]
 
     def table(self, row):
-        return self.sequences.block_table[
-            row, : self.sequences.num_blocks[row]
-        ].tolist()
+        rows = jax.device_get(self.sequences)
+        return rows.block_table[row, : rows.num_blocks[row]].tolist()
 
     def check(self):
         """Each row holds its numbers, and all blocks are accounted for."""
         named = {"device": [], "host": []}
+        rows, pools = jax.device_get((self.sequences, (self.pool, self.space.pool)))
+        swapped = self.swapped()
         for row in range(ROWS):
-            place = "host" if row in self.swapped() else "device"
-            named[place] += self.table(row)
-            slots = getattr(self, place)[self.table(row)].ravel().tolist()
+            place = "host" if row in swapped else "device"
+            table = self.table(row)
+            named[place] += table
+            slots = getattr(self, place)[table].ravel().tolist()
             tokens = self.tokens.get(row, [])
             assert slots[: len(tokens)] == tokens
-            assert self.sequences.length[row] == len(tokens)
-            assert not self.sequences.block_table[row, len(self.table(row)) :].any()
-        for place, pool in (("device", self.pool), ("host", self.space.pool)):
+            assert rows.length[row] == len(tokens)
+            assert not rows.block_table[row, len(table) :].any()
+        for place, pool in zip(("device", "host"), pools, strict=True):
             blocks = np.bincount(named[place], minlength=pool.num_blocks + 1)
             np.testing.assert_array_equal(pool.ref_count, blocks)
             free = pool.free_stack[: int(pool.num_free)].tolist()

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Later than all else, in whole seconds.
+NEVER = np.iinfo(np.int32).max
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

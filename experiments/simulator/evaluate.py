@@ -13,7 +13,8 @@ from experiments.simulator.arrivals import gamma_arrivals
 from experiments.simulator.beams import draw_searches, recorded_parents
 from experiments.simulator.chats import DATASET as CHATS
 from experiments.simulator.chats import draw_chats
-from experiments.simulator.run import Results, simulate
+from experiments.simulator.results import Results
+from experiments.simulator.run import simulate
 from experiments.simulator.sentences import DATASET as SENTENCES
 from experiments.simulator.sentences import draw_sentences
 from experiments.simulator.simulate import SimulatorProgram
@@ -124,7 +125,7 @@ def evaluate(
     program = systems.program(system, setup, config)
     if change is not None:
         program = change(program)
-    where = {} if window is None else {"window": window}
+    where: dict[str, Any] = {} if window is None else {"window": window}
     return simulate(
         config,
         trace,

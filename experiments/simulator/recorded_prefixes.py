@@ -10,7 +10,8 @@ from experiments.simulator.memory_split import split_memory
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.readers import Malformed, read_trace
 from experiments.simulator.recorded import longest, to_traces
-from experiments.simulator.run import Results, make_program, simulate
+from experiments.simulator.results import Results
+from experiments.simulator.run import make_program, simulate
 from paged_jax.config import EngineConfig
 
 _NO_OVERHEADS = Overheads()

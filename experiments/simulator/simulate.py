@@ -32,6 +32,24 @@ CostModel = Callable[[Work], jax.Array]
 
 
 @functools.partial(
+    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["costs"]
+)
+@dataclasses.dataclass(frozen=True)
+class FixedCosts:
+    """Costs that are no pytree, as a part of the program.
+
+    Attributes:
+      costs: (work of a step) -> seconds; can be hashed.
+    """
+
+    costs: Callable[[Work], jax.Array]
+
+    def __call__(self, work: Work) -> jax.Array:
+        """Returns the seconds of a step, f32[]."""
+        return self.costs(work)
+
+
+@functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["costs"],
     meta_fields=["config", "manager", "victim", "together"],

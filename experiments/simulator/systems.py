@@ -110,7 +110,7 @@ def engine_config(
         )
     several = max(n, beam_width)
     seqs = setup.static_batch[dataset] * several if static else MAX_SEQS
-    rules = dict(
+    rules: dict[str, Any] = dict(
         block_size=BLOCK_SIZE,
         num_blocks=setup.num_blocks,
         max_model_len=MAX_MODEL_LEN,

@@ -1,7 +1,7 @@
 """What a simulation serves: arrivals and lengths, and nothing of the texts."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Trace(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Trace":
         """Returns requests `start` to `stop`."""
-        return Trace(*(None if c is None else c[start:stop] for c in self))
+        columns: list[Any] = [None if c is None else c[start:stop] for c in self]
+        return Trace(*columns)
 
 
 def pieces(trace: Trace, size: int) -> Iterator[Trace]:

@@ -98,17 +98,18 @@ def swap_work(ins: float = 0.0, outs: float = 0.0) -> Work:
 
 
 def _work(rows: float, chunk: float, context: float) -> Work:
-    counts = Work(
-        rows=rows,
-        tokens=rows * chunk,
-        sampled=rows,
-        context=rows * context,
-        pairs=rows * (chunk * context - chunk * (chunk - 1) / 2),
-        members=rows,
-        longest_chunk=chunk,
-        longest_context=context,
-        copied_blocks=0.0,
-        swapped_in_blocks=0.0,
-        swapped_out_blocks=0.0,
+    pairs = rows * (chunk * context - chunk * (chunk - 1) / 2)
+    nothing = jnp.float32(0)
+    return Work(
+        rows=jnp.float32(rows),
+        tokens=jnp.float32(rows * chunk),
+        sampled=jnp.float32(rows),
+        context=jnp.float32(rows * context),
+        pairs=jnp.float32(pairs),
+        members=jnp.float32(rows),
+        longest_chunk=jnp.float32(chunk),
+        longest_context=jnp.float32(context),
+        copied_blocks=nothing,
+        swapped_in_blocks=nothing,
+        swapped_out_blocks=nothing,
     )
-    return Work(*(jnp.float32(count) for count in counts))

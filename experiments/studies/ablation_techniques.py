@@ -140,6 +140,7 @@ def _factor_claims(
     about = QUANTITIES[quantity][0]
 
     def add(id: str, found: Estimate | float | None, unit: str, **expected) -> None:
+        settings: dict[str, Any] = {"source": SOURCE} | expected
         made.append(
             study_claim(
                 f"{_NAME}.{id}",
@@ -148,7 +149,7 @@ def _factor_claims(
                 unit=unit,
                 kind="predicted",
                 scale=scale,
-                **{"source": SOURCE} | expected,
+                **settings,
             )
         )
 

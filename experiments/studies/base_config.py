@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from experiments.command_line import flat
 from experiments.studies.study import Scale
 
 # Of the paper's traces, an hour each, a tenth; its rates and everything else stay. The
@@ -31,10 +32,12 @@ def study_config(preset: str, name: str, studies: tuple[str, ...]) -> ConfigDict
 
 def scale_of(config: ConfigDict) -> Scale:
     """Returns how much is run, from settings with `preset` and `seed`."""
+    values = flat(config)
+    first = values["seed"]
     return Scale(
-        config.preset,
-        tuple(range(config.seed, config.seed + config.num_seeds)),
-        config.time_share,
-        config.tolerance,
-        config.grid,
+        values["preset"],
+        tuple(range(first, first + values["num_seeds"])),
+        values["time_share"],
+        values["tolerance"],
+        values["grid"],
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -48,7 +49,11 @@ def draw(panels: Sequence[Panel], rows: list[Row], scale: Scale) -> Figures:
     ]
     overlaid = any(panel.name == "fig12a" for panel in panels)
     if overlaid:
-        look = {"linestyle": "", "marker": "o", "markerfacecolor": "none"}
+        look: dict[str, Any] = {
+            "linestyle": "",
+            "marker": "o",
+            "markerfacecolor": "none",
+        }
         handles.append(Line2D([], [], color="black", label="the paper (a)", **look))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     caption = (

@@ -106,7 +106,7 @@ def _pieces(
 
 def _shares(pieces: list[tuple[str, int, int, str]]) -> dict[str, float]:
     """Returns the share of each part, as Fig 2 divides."""
-    sums = dict.fromkeys(PARTS, 0.0)
+    sums: dict[str, float] = {part: 0.0 for part in PARTS}
     into = {"prompt": "token_states", "output": "token_states"}
     into |= {"rounding": "external", "free": "external"}
     for part, _, size, _ in pieces:

@@ -105,7 +105,9 @@ def _paper(dataset: str, method: str, width: int) -> float | None:
     figure = numbers()["fig15"]
     if dataset == "alpaca":
         return figure[method][str(width)]
-    ends = dict(zip((WIDTHS[0], WIDTHS[-1]), figure["sharegpt_ranges"][method]))
+    ends: dict[int, float] = dict(
+        zip((WIDTHS[0], WIDTHS[-1]), figure["sharegpt_ranges"][method])
+    )
     return ends.get(width)
 
 

@@ -17,7 +17,7 @@ from rich.progress import (
 
 from experiments import report, tables
 from experiments.attribution import Row
-from experiments.command_line import Command, first_line
+from experiments.command_line import Command, first_line, flat
 from experiments.environment import describe
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
@@ -69,13 +69,14 @@ class StudyExperiment:
         self._scale = scale_of(config)
         if not self._scale.seeds:
             raise UserError(f"num_seeds is {config.num_seeds}; it must be 1 or more")
+        values = flat(config)
         for name in ("time_share", "tolerance", "grid"):
-            if not 0 < config[name] <= 1:
+            if not 0 < values[name] <= 1:
                 raise UserError(
-                    f"{name} is {config[name]}; it must be above 0 and at most 1"
+                    f"{name} is {values[name]}; it must be above 0 and at most 1"
                 )
         self._studies: dict[str, Study] = {
-            name: load_study(name) for name in config.studies
+            name: load_study(name) for name in values["studies"]
         }
         self.cells = [
             Piece(name, task)

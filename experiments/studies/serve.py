@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.simulator.evaluate import draw_trace, evaluate, normalized_latency
-from experiments.simulator.run import Results
+from experiments.simulator.results import Results
 from experiments.simulator.simulate import SimulatorProgram
 from experiments.simulator.systems import overheads_of
 from experiments.studies.victims import RULES
@@ -49,7 +49,8 @@ def serve_at(
     )
 
     def change(program: SimulatorProgram) -> SimulatorProgram:
-        costs, factors = program.costs, settings.get("cost_factors", {})
+        costs: Any = program.costs
+        factors = settings.get("cost_factors", {})
         if "software" in settings:
             step_s = overheads_of(settings["software"]).step_s
             costs = dataclasses.replace(costs, step_s=step_s)

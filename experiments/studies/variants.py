@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.attribution import Row
 from experiments.claim import Claim
-from experiments.simulator.run import Results
+from experiments.simulator.results import Results
 from experiments.studies import variant_figures
 from experiments.studies.capacity_study import search_capacity
 from experiments.studies.seeds import Estimate, over_seeds

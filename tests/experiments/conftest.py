@@ -12,6 +12,23 @@ from paged_jax.models import llama
 from paged_jax.models.config import tiny
 from paged_jax.tokenizer import Tokenizer
 
+# Whole runs of the commands, and one of the simulator: what they import and compile
+# meets the oldest Python and jax there.
+ON_EVERY_PYTHON = (
+    "test_run.py",
+    "test_demo.py",
+    "test_simulate.py::test_a_lone_request_takes_a_step_for_each_token",
+)
+NEWEST = pytest.mark.newest(
+    reason="experiments are plain Python around the engine, which each Python tests"
+)
+
+
+def pytest_itemcollected(item):
+    """Marks what is in this folder for the newest Python alone, with few exceptions."""
+    if not any(name in item.nodeid for name in ON_EVERY_PYTHON):
+        item.add_marker(NEWEST)
+
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:

@@ -14,6 +14,8 @@ from paged_jax.models.config import tiny
 from paged_jax.models.gguf_file import GGUFFile
 from paged_jax.models.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer
 
+pytestmark = pytest.mark.newest(reason="plain Python and the library of tokenizers")
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, _, BYTE = (int(t) for t in gguf.TokenType)
 
 

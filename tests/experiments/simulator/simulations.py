@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from experiments.simulator.run import make_program, simulate
@@ -10,6 +11,7 @@ from paged_jax import EngineConfig
 from paged_jax.step_log import Field
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PerToken:
     """Costs that a test can add up by hand, and that float32 adds exactly."""

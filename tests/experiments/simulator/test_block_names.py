@@ -159,7 +159,7 @@ def test_names_are_changed_in_place():
 def test_without_a_cache_there_are_no_names():
     config = small()
     state = init_simulator(config, make_program(config, UNIT), (0, 1))
-    assert state.scheduler.requests.tokens.shape == (65, 1) and state.closed == ()
+    assert state.scheduler.requests.tokens.shape == (65, 0) and state.closed == ()
     assert not jax.tree.leaves(state.scheduler.pool.prefix_cache)
 
 

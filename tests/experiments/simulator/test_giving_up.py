@@ -37,7 +37,7 @@ def make_trace():
 
 
 def run(trace, **settings):
-    nothing = CostTerms(*[0.0] * 10)
+    nothing = CostTerms(*[0.0] * 11)
     program = make_program(CONFIG, dataclasses.replace(nothing, step_s=1.0))
     return simulate(CONFIG, trace, program, **settings)
 

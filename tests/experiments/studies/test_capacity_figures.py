@@ -224,5 +224,6 @@ def test_a_small_simulation_is_searched():
     assert rate == pytest.approx(0.5 * found["capacity"])
     # A step takes 35 ms, and next to nobody waits.
     assert 0.02 < latency < THRESHOLD
-    assert 0.01 < found["kv_utilization"] < 1
+    # Of the model length that each request reserves.
+    assert 0.01 < found["kv_utilization"] < 0.1
     assert np.isfinite([v for v in found.values() if isinstance(v, float)]).all()

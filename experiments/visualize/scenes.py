@@ -1,0 +1,219 @@
+"""What the page shows: a small workload under each system, and scenes of sharing.
+
+The workload's answers are as long as the model makes them: they are generated once, and
+then every system is asked for exactly those lengths. So `oracle`, which is told them,
+reserves what it should, and all systems generate the same tokens.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from experiments.errors import UserError
+from experiments.prompts import Prompt
+from experiments.visualize.recorder import Asked, Recorded, record
+from experiments.visualize.recording import encode
+from paged_jax import Engine, EngineConfig, LoadedModel, SamplingParams
+
+Say = Callable[[str], None]
+
+
+class Size(NamedTuple):
+    """How much is served.
+
+    Attributes:
+      requests: of the workload.
+      longest_prompt: its longest prompt, in tokens.
+      longest_output: where answers are cut, in tokens.
+      sharing_output: tokens of each sequence of the sharing scenes.
+      config: settings of the workload's engines.
+      sharing_config: settings of the sharing scenes' engine.
+    """
+
+    requests: int
+    longest_prompt: int
+    longest_output: int
+    sharing_output: int
+    config: EngineConfig
+    sharing_config: EngineConfig
+
+
+# Room for four requests of the model length: contiguous memory that reserves it can
+# serve four at once. Nothing is set aside, so that blocks do run out.
+FULL = Size(
+    requests=20,
+    longest_prompt=90,
+    longest_output=72,
+    sharing_output=26,
+    config=EngineConfig(
+        block_size=16,
+        num_blocks=64,
+        max_model_len=256,
+        max_seqs=16,
+        max_requests=32,
+        max_prefixes=0,
+        token_budget=32,
+        min_bucket=16,
+        watermark=0.0,
+        spare_blocks=0,
+    ),
+    sharing_config=EngineConfig(
+        block_size=8,
+        num_blocks=48,
+        max_model_len=128,
+        max_seqs=4,
+        max_requests=4,
+        max_prefixes=0,
+        max_n=4,
+        max_beam_width=4,
+        token_budget=32,
+        min_bucket=16,
+        watermark=0.0,
+    ),
+)
+
+# Memory manager, batching, and what happens when blocks run out.
+SYSTEMS = {
+    "paged": ("paged", "continuous", "recompute"),
+    "paged_swap": ("paged", "continuous", "swap"),
+    "max": ("max", "continuous", "recompute"),
+    "pow2": ("pow2", "continuous", "recompute"),
+    "oracle": ("oracle", "continuous", "recompute"),
+    "paged_static": ("paged", "static", "recompute"),
+    "max_static": ("max", "static", "recompute"),
+}
+# It ends within a block, which the first writes have to copy.
+SHARED_PROMPT = (
+    "Once upon a time, in a small town by the sea, there lived an old woman who"
+)
+# Iterations between two arrivals, after the first requests.
+_FIRST, _SPACING = 10, 4
+
+
+def serve_all(
+    model: LoadedModel, prompts: Sequence[Prompt], seed: int, size: Size, say: Say
+) -> dict[str, Any]:
+    """Serves everything, and returns what the page needs of it.
+
+    Args:
+      model: the model.
+      prompts: prompts of any lengths; those that fit are taken in their order.
+      seed: decides which tokens are drawn.
+      size: how much to serve.
+      say: gets a line for the user now and then.
+
+    Raises:
+      UserError: too few prompts fit.
+    """
+    asked = _choose(model, prompts, seed, size)
+    say(f"serving {len(asked)} requests once, for the lengths of the answers")
+    engine = Engine(model, _config(size, "paged"))
+    first = engine.generate([a.tokens for a in asked], [a.params for a in asked])
+    lengths = [len(output.outputs[0].token_ids) for output in first]
+    asked = [
+        one._replace(
+            params=dataclasses.replace(one.params, max_tokens=length, ignore_eos=True)
+        )
+        for one, length in zip(asked, lengths, strict=True)
+    ]
+    runs, timed = {}, {}
+    expected: list[tuple[int, ...]] | None = None
+    for name in SYSTEMS:
+        say(f"recording {name}")
+        recorded = record(Engine(model, _config(size, name)), asked)
+        expected = expected or recorded.final_tokens
+        runs[name] = encode(recorded, model.tokenizer)
+        say(f"timing {name}, with nobody watching")
+        timed[name] = _time(model, _config(size, name), asked)
+        tokens = timed[name].pop("tokens")
+        # Of both runs; where two logits are all but equal, tokens may differ.
+        timed[name]["same"] = sum(
+            a == b == c for a, b, c in zip(expected, recorded.final_tokens, tokens)
+        )
+    say("recording parallel samples and a beam search")
+    sharing = {
+        name: encode(recorded, model.tokenizer)
+        for name, recorded in record_sharing(model, seed, size).items()
+    }
+    return {"runs": runs, "timed": timed, "sharing": sharing}
+
+
+def record_sharing(
+    model: LoadedModel, seed: int, size: Size, prompt: str = SHARED_PROMPT
+) -> dict[str, Recorded]:
+    """Records four samples of one prompt, and a beam search of width four."""
+    assert model.tokenizer is not None
+    tokens = tuple(model.tokenizer.encode(prompt))
+    most = size.sharing_output
+    parallel = SamplingParams(
+        n=4, temperature=0.9, top_p=0.95, seed=seed, max_tokens=most, ignore_eos=True
+    )
+    beams = SamplingParams(beam_width=4, n=4, max_tokens=most, ignore_eos=True)
+    return {
+        name: record(
+            Engine(model, size.sharing_config), [Asked(prompt, tokens, params)]
+        )
+        for name, params in (("parallel", parallel), ("beam", beams))
+    }
+
+
+def _config(size: Size, system: str) -> EngineConfig:
+    memory, batching, preemption = SYSTEMS[system]
+    return dataclasses.replace(
+        size.config, memory=memory, batching=batching, preemption=preemption
+    )
+
+
+def _choose(
+    model: LoadedModel, prompts: Sequence[Prompt], seed: int, size: Size
+) -> list[Asked]:
+    """Returns the first prompts that are short enough, as requests."""
+    engine_length = size.config.max_model_len
+    chosen: list[Asked] = []
+    for prompt in prompts:
+        tokens = _tokens(model, prompt.text)
+        if not 0 < len(tokens) <= size.longest_prompt:
+            continue
+        index = len(chosen)
+        params = SamplingParams(
+            temperature=0.7,
+            seed=seed + index,
+            max_tokens=min(size.longest_output, engine_length - len(tokens)),
+        )
+        arrival = max(0, index - _FIRST + 1) * _SPACING
+        chosen.append(Asked(prompt.text, tokens, params, arrival))
+        if len(chosen) == size.requests:
+            return chosen
+    raise UserError(
+        f"{len(chosen)} prompts have at most {size.longest_prompt} tokens, and the "
+        f"page serves {size.requests}; give more prompts, or shorter ones"
+    )
+
+
+def _tokens(model: LoadedModel, text: str) -> tuple[int, ...]:
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    if tokenizer.chat_template is None:
+        return tuple(tokenizer.encode(text))
+    messages = [{"role": "user", "content": text}]
+    chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    return tuple(tokenizer.encode(chat, add_special_tokens=False))
+
+
+def _time(
+    model: LoadedModel, config: EngineConfig, asked: Sequence[Asked]
+) -> dict[str, Any]:
+    """Serves all requests at once with nobody watching, and takes the time."""
+    engine = Engine(model, config)
+    engine.warmup()
+    started = time.perf_counter()
+    outputs = engine.generate([a.tokens for a in asked], [a.params for a in asked])
+    seconds = time.perf_counter() - started
+    tokens = [tuple(o.outputs[0].token_ids) for o in outputs]
+    return {
+        "seconds": round(seconds, 3),
+        "outputTokens": sum(map(len, tokens)),
+        "iterations": engine.stats.iterations,
+        "tokens": tokens,
+    }

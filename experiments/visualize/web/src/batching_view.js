@@ -1,0 +1,152 @@
+// View 3: who is in the batch when, under continuous and under static batching.
+
+import { axisBottom } from "d3-axis";
+import { scaleBand, scaleLinear } from "d3-scale";
+import { select } from "d3-selection";
+import { LineChart } from "./charts.js";
+import { choice, el, questions, watchSize } from "./dom.js";
+import { ACTIVITY } from "./recording.js";
+import { systemColour } from "./systems.js";
+import { frameIn, percent, summary } from "./words.js";
+
+const SHOWN = ["waiting", "prefill", "decode", "preempted", "swapped", "held"];
+let whenShort = "paged";
+
+export function batchingView(app) {
+  const { t } = app;
+  const names = [whenShort, "paged_static"];
+  const runs = names.map((name) => app.recording(name));
+  const frames = Math.max(...runs.map((run) => run.frames));
+  const ganttOf = (run, kind) => new Gantt(app, run, frames, t(`batching.${kind}`));
+  const gantts = [ganttOf(runs[0], "continuous"), ganttOf(runs[1], "static")];
+  const series = (values) => runs.map((run, i) => ({
+    label: t(`batching.${i ? "static" : "continuous"}`), values: values(run), strong: !i,
+    colour: systemColour(names[i]), filled: true,
+  }));
+  const options = (label, more) => ({
+    label, x: t("iteration"), right: frames - 1, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
+  });
+  const charts = [
+    new LineChart(series((run) => run.log.running), options(t("batching.size"), { top: runs[0].maxSeqs })),
+    new LineChart(
+      series((run) => run.log.live.map((live, k) => live / Math.max(1, run.log.reserved[k]))),
+      options(t("batching.used"), { top: 1, format: ".0%" }),
+    ),
+  ];
+  const captions = runs.map(() => el("p", { class: "caption" }));
+  const element = el(
+    "section", { class: "view" },
+    el(
+      "div", { class: "main" },
+      el("h2", {}, t("batching.title")), el("p", { class: "lead" }, t("batching.lead")),
+      choice(t("batching.short"), [["paged", t("batching.recompute")], ["paged_swap", t("batching.swap")]],
+        whenShort, (value) => { whenShort = value; app.redraw(); }),
+      el("ul", { class: "legend" }, SHOWN.map((name) =>
+        el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
+      runs.map((_, i) => [
+        el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
+        el("p", {}, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i], gantts[i].element,
+      ]).flat(),
+      el("h3", {}, t("batching.size")), el("p", {}, t("batching.sizeLead")), charts[0].element,
+      el("h3", {}, t("batching.used")), el("p", {}, t("batching.usedLead")), charts[1].element,
+    ),
+    questions(t("questions"), app.text.batching.questions),
+  );
+
+  function describe(run, k) {
+    const at = frameIn(run, k);
+    const doing = Object.fromEntries(ACTIVITY.map((name) => [name, 0]));
+    run.sequences.forEach((_, s) => { doing[ACTIVITY[run.activityAt(s, at)]] += 1; });
+    const over = k >= run.frames ? t("batching.over", { frames: run.frames }) : "";
+    return over || t("batching.state", { iteration: at + 1, ...doing, running: doing.prefill + doing.decode });
+  }
+
+  return {
+    element, frames,
+    show(k) {
+      runs.forEach((run, i) => {
+        captions[i].textContent = describe(run, k);
+        gantts[i].show(k);
+      });
+      for (const chart of charts) chart.show(k);
+    },
+    summary: (k) => summary(app, runs[0], frameIn(runs[0], k)),
+    destroy() {
+      for (const part of [...gantts, ...charts]) part.destroy();
+    },
+  };
+}
+
+/** One line a sequence; what has not happened yet is veiled. */
+class Gantt {
+  constructor(app, run, frames, label) {
+    Object.assign(this, { app, run, frames });
+    this.element = el("div", { class: "chart gantt" });
+    this.svg = select(this.element).append("svg").attr("role", "img").attr("aria-label", label);
+    this._k = 0;
+    this._stop = watchSize(this.element, (width) => this._draw(width));
+  }
+
+  destroy() { this._stop(); }
+
+  _draw(width) {
+    const { run, svg, app } = this;
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const count = run.sequences.length;
+    const line = Math.max(2, Math.min(0.95 * rem, (26 * rem) / count));
+    const margin = { top: 0.3 * rem, right: 0.8 * rem, bottom: 1.8 * rem, left: 3.2 * rem };
+    const height = margin.top + line * count + margin.bottom;
+    this.x = scaleLinear([0, this.frames], [margin.left, width - margin.right]);
+    const y = scaleBand([...run.sequences.keys()], [margin.top, height - margin.bottom])
+      .paddingInner(line > 6 ? 0.25 : 0);
+    svg.attr("width", width).attr("height", height).selectAll("*").remove();
+    svg.append("defs").html(PATTERNS);
+    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - margin.bottom})`)
+      .call(axisBottom(this.x).ticks(Math.max(3, Math.min(10, width / (6 * rem)))).tickSizeOuter(0));
+    const stretches = run.sequences.flatMap((_, s) => run.stretches(s))
+      .filter((d) => SHOWN.includes(ACTIVITY[d.activity]));
+    svg.append("g").selectAll("rect").data(stretches).join("rect")
+      .attr("class", (d) => `activity ${ACTIVITY[d.activity]}`)
+      .attr("x", (d) => this.x(d.start)).attr("width", (d) => this.x(d.end) - this.x(d.start))
+      .attr("y", (d) => y(d.sequence) + (d.activity === 1 ? y.bandwidth() * 0.35 : 0))
+      .attr("height", (d) => y.bandwidth() * (d.activity === 1 ? 0.3 : 1))
+      .append("title").text((d) => app.t("batching.stretch", {
+        name: run.labels[d.sequence], activity: app.t(`activity.${ACTIVITY[d.activity]}`),
+        start: d.start + 1, end: d.end,
+      }));
+    if (line > 0.5 * rem) {
+      svg.append("g").attr("class", "names").selectAll("text").data(run.sequences).join("text")
+        .attr("x", margin.left - 0.4 * rem).attr("y", (_, s) => y(s) + y.bandwidth() / 2)
+        .attr("dy", "0.35em").attr("text-anchor", "end").attr("font-size", 0.8 * line)
+        .text((_, s) => run.labels[s]);
+    }
+    this.veil = svg.append("rect").attr("class", "veil").attr("y", 0).attr("height", height - margin.bottom);
+    this.mark = svg.append("line").attr("class", "cursor").attr("y1", 0).attr("y2", height - margin.bottom);
+    const seek = (event) => {
+      if (event.buttons !== 1) return;
+      const box = svg.node().getBoundingClientRect();
+      app.seek(Math.floor(this.x.invert(event.clientX - box.left)));
+    };
+    svg.style("cursor", "col-resize").on("pointerdown pointermove", seek);
+    this.show(this._k);
+  }
+
+  show(k) {
+    this._k = k;
+    if (!this.x) return;
+    const [, right] = this.x.range();
+    const x = this.x(k + 1);
+    this.veil.attr("x", x).attr("width", Math.max(0, right - x));
+    this.mark.attr("x1", x).attr("x2", x);
+  }
+}
+
+// Fills that can be told apart without their colours.
+const stripes = (id, colour, turn, back) => `
+  <pattern id="${id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${turn})">
+    <rect width="6" height="6" fill="${back}"/><rect width="2" height="6" fill="${colour}"/>
+  </pattern>`;
+const PATTERNS = stripes("fill-preempted", "#ffffff", 45, "#d55e00")
+  + stripes("fill-held", "var(--hatch)", -45, "transparent")
+  + `<pattern id="fill-swapped" width="6" height="6" patternUnits="userSpaceOnUse">
+      <rect width="6" height="6" fill="#cc79a7"/><circle cx="3" cy="3" r="1.4" fill="#ffffff"/></pattern>`;

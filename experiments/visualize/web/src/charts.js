@@ -1,0 +1,118 @@
+// Lines over iterations, with axes and a mark at the current one.
+
+import { max } from "d3-array";
+import { axisBottom, axisLeft } from "d3-axis";
+import { scaleLinear } from "d3-scale";
+import { select } from "d3-selection";
+import { curveStepAfter, line, area } from "d3-shape";
+import { el, watchSize } from "./dom.js";
+
+const DASHES = ["6 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2"];
+const MOST_POINTS = 1200;
+
+/**
+ * A chart of series `{ label, values | points, colour, dash, filled }`, of one value an
+ * iteration or of points [x, y]. `options`: `label`, `x`, `y` (names of the axes),
+ * `height`, `top` (of y), `format` (of y), `onSeek(x)`.
+ */
+export class LineChart {
+  constructor(series, options) {
+    this.series = series.map((s, i) => ({
+      dash: s.strong ? "" : DASHES[i % DASHES.length], ...s,
+      points: s.points ?? thin(s.values.map((v, k) => [k, v])),
+    }));
+    this.options = options;
+    this.element = el("div", { class: "chart" });
+    this.svg = select(this.element).append("svg")
+      .attr("role", "img").attr("aria-label", options.label);
+    this.legend = el(
+      "ul", { class: "legend", "aria-hidden": "true" },
+      this.series.map((s) => el("li", {}, swatch(s), s.label)),
+    );
+    if (this.series.length > 1) this.element.append(this.legend);
+    this._cursor = null;
+    this._stop = watchSize(this.element, (width) => this._draw(width));
+  }
+
+  destroy() { this._stop(); }
+
+  _draw(width) {
+    const { options, series } = this;
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const margin = { top: 0.6 * rem, right: 0.8 * rem, bottom: 2.6 * rem, left: 3.2 * rem };
+    const height = (options.height ?? 11) * rem;
+    const top = options.top ?? (max(series, (s) => max(s.points, (p) => p[1])) || 1);
+    const last = options.right ?? max(series, (s) => max(s.points, (p) => p[0])) ?? 1;
+    this.x = scaleLinear([options.left ?? 0, last], [margin.left, width - margin.right]);
+    this.y = scaleLinear([0, top], [height - margin.bottom, margin.top]);
+    if (options.top == null) this.y.nice(4);
+    this.svg.attr("width", width).attr("height", height).selectAll("*").remove();
+    this.svg.append("g").attr("class", "axis")
+      .attr("transform", `translate(0,${height - margin.bottom})`)
+      .call(axisBottom(this.x).ticks(Math.max(3, Math.min(10, width / (6 * rem)))).tickSizeOuter(0));
+    this.svg.append("g").attr("class", "axis grid").attr("transform", `translate(${margin.left},0)`)
+      .call(axisLeft(this.y).ticks(4, options.format).tickSize(-(width - margin.left - margin.right)));
+    this.svg.append("text").attr("class", "axis-name").attr("x", width - margin.right)
+      .attr("y", height - 0.3 * rem).attr("text-anchor", "end").text(options.x);
+    const shape = line((p) => this.x(p[0]), (p) => this.y(Math.min(p[1], top)));
+    if (options.steps) shape.curve(curveStepAfter);
+    for (const s of series) {
+      if (s.filled) {
+        const filled = area((p) => this.x(p[0]), this.y(0), (p) => this.y(p[1]));
+        if (options.steps) filled.curve(curveStepAfter);
+        this.svg.append("path").attr("d", filled(s.points)).attr("fill", s.colour)
+          .attr("fill-opacity", 0.18);
+      }
+      this.svg.append("path").attr("class", s.strong ? "series strong" : "series")
+        .attr("d", shape(s.points)).attr("stroke", s.colour).attr("stroke-dasharray", s.dash);
+      if (s.dots) {
+        this.svg.selectAll(null).data(s.points.filter((p) => p[1] <= top)).join("circle")
+          .attr("cx", (p) => this.x(p[0])).attr("cy", (p) => this.y(p[1])).attr("r", 3)
+          .attr("fill", s.colour);
+      }
+    }
+    this.mark = this.svg.append("line").attr("class", "cursor")
+      .attr("y1", margin.top).attr("y2", height - margin.bottom).attr("visibility", "hidden");
+    if (options.onSeek) {
+      const seek = (event) => {
+        if (event.buttons !== 1) return;
+        const box = this.svg.node().getBoundingClientRect();
+        options.onSeek(Math.round(this.x.invert(event.clientX - box.left)));
+      };
+      this.svg.style("cursor", "col-resize").on("pointerdown pointermove", seek);
+    }
+    if (this._cursor != null) this.show(this._cursor);
+  }
+
+  /** Puts the mark at x. */
+  show(at) {
+    this._cursor = at;
+    if (!this.mark) return;
+    const x = this.x(Math.min(at, this.x.domain()[1]));
+    this.mark.attr("x1", x).attr("x2", x).attr("visibility", null);
+  }
+}
+
+/** Fewer points: of each stretch the least and the largest. */
+function thin(points) {
+  const stretch = Math.ceil((2 * points.length) / MOST_POINTS);
+  if (stretch < 2) return points;
+  const kept = [];
+  for (let i = 0; i < points.length; i += stretch) {
+    const some = points.slice(i, i + stretch);
+    const low = some.reduce((a, b) => (b[1] < a[1] ? b : a));
+    const high = some.reduce((a, b) => (b[1] > a[1] ? b : a));
+    kept.push(...(low[0] <= high[0] ? [low, high] : [high, low]));
+  }
+  return kept;
+}
+
+function swatch(s) {
+  const namespace = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(namespace, "svg");
+  select(svg).attr("width", 28).attr("height", 10).append("line")
+    .attr("x1", 0).attr("x2", 28).attr("y1", 5).attr("y2", 5)
+    .attr("stroke", s.colour).attr("stroke-width", s.strong ? 3.5 : 2.5)
+    .attr("stroke-dasharray", s.dash);
+  return svg;
+}

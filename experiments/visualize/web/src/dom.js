@@ -1,0 +1,74 @@
+// Elements. Texts become text nodes and nothing else: whatever a prompt or a model
+// writes is shown as it is written.
+
+/** Makes an element; `on` has event handlers, other properties are attributes. */
+export function el(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name === "on") {
+      for (const [event, handler] of Object.entries(value)) {
+        element.addEventListener(event, handler);
+      }
+    } else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}
+
+/** Questions with answers that open. */
+export function questions(title, pairs) {
+  return el(
+    "aside", { class: "questions", "aria-label": title }, el("h3", {}, title),
+    pairs.map(([question, answer], i) =>
+      el("details", { open: i === 0 }, el("summary", {}, question), el("p", {}, answer)),
+    ),
+  );
+}
+
+/** A group of buttons of which one is chosen. */
+export function choice(label, options, chosen, onChoose) {
+  const group = el("div", { class: "choice", role: "radiogroup", "aria-label": label });
+  const buttons = options.map(([value, text]) =>
+    el("button", {
+      type: "button", role: "radio", "data-value": value,
+      on: {
+        click: () => { mark(value); onChoose(value); },
+        keydown: (event) => {
+          const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+          if (!step) return;
+          event.preventDefault();
+          event.stopPropagation();
+          const at = options.findIndex(([v]) => v === value);
+          const next = (at + step + options.length) % options.length;
+          buttons[next].focus();
+          buttons[next].click();
+        },
+      },
+    }, text),
+  );
+  const mark = (value) => {
+    for (const button of buttons) {
+      const is = button.dataset.value === value;
+      button.setAttribute("aria-checked", String(is));
+      button.tabIndex = is ? 0 : -1;
+    }
+  };
+  mark(chosen);
+  group.append(...buttons);
+  return group;
+}
+
+/** The width of an element in CSS pixels, and a call when it changes. */
+export function watchSize(element, onSize) {
+  let width = 0;
+  const observer = new ResizeObserver(() => {
+    const now = Math.floor(element.clientWidth);
+    if (now !== width && now > 0) {
+      width = now;
+      onSize(now);
+    }
+  });
+  observer.observe(element);
+  return () => observer.disconnect();
+}

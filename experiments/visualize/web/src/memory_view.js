@@ -1,0 +1,232 @@
+// View 1: the pool of blocks, one sequence's block table, and three other systems.
+
+import { select } from "d3-selection";
+import { linkVertical } from "d3-shape";
+import { LineChart } from "./charts.js";
+import { el, questions } from "./dom.js";
+import { cssPaint, paintOf } from "./palette.js";
+import { Pool } from "./pool.js";
+import { systemColour } from "./systems.js";
+import { activeSequences, frameIn, percent, summary } from "./words.js";
+
+const OTHERS = ["max", "pow2", "oracle"];
+
+export function memoryView(app) {
+  const { t } = app;
+  const run = app.recording("paged");
+  const frames = Math.max(...["paged", ...OTHERS].map((name) => app.recording(name).frames));
+  let pinned = -1; // a sequence chosen for good
+  let pointed = -1; // one under the pointer or the focus
+  let shown = 0;
+
+  const pool = new Pool(run, {
+    label: t("memory.pool"),
+    onPoint: (block) => point(block == null ? -1 : ownerOf(block)),
+    onPick: (block) => pick(block == null ? -1 : ownerOf(block)),
+  });
+  const caption = el("p", { class: "caption" });
+  const table = el("div", { class: "block-table" });
+  const tableTitle = el("p", { class: "table-title" });
+  const arrows = select(document.createElementNS("http://www.w3.org/2000/svg", "svg"))
+    .attr("class", "arrows").attr("aria-hidden", "true");
+  const stage = el("div", { class: "stage" }, tableTitle, table, pool.element, arrows.node());
+  const words = el("p", { class: "words" });
+  const chips = el("div", { class: "chips", role: "group", "aria-label": t("memory.sequences") });
+  pool.onSize = () => drawArrows();
+
+  const others = OTHERS.map((name) => {
+    const recording = app.recording(name);
+    const small = new Pool(recording, { label: t(`systems.${name}`) });
+    const numbers = el("p", { class: "numbers" });
+    const element = el(
+      "figure", { class: "other" },
+      el("figcaption", {}, el("b", {}, t(`systems.${name}`)), el("span", {}, t(`memory.why.${name}`))),
+      small.element, numbers,
+    );
+    return { name, recording, small, numbers, element };
+  });
+
+  const used = (name) => {
+    const recording = app.recording(name);
+    const slots = recording.numBlocks * recording.blockSize;
+    return recording.log.live.map((live) => live / slots);
+  };
+  const chart = new LineChart(
+    ["paged", ...OTHERS].map((name) => ({
+      label: t(`systems.${name}`), values: used(name), colour: systemColour(name),
+      strong: name === "paged",
+    })),
+    {
+      label: t("memory.chart"), x: t("iteration"), top: 1, format: ".0%", right: frames - 1,
+      onSeek: (k) => app.seek(k),
+    },
+  );
+
+  const element = el(
+    "section", { class: "view" },
+    el(
+      "div", { class: "main" },
+      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead")),
+      caption, stage,
+      legend(app), chips, words,
+      el("h3", {}, t("memory.others")), el("p", {}, t("memory.othersLead")),
+      el("div", { class: "others" }, others.map((o) => o.element)),
+      el("h3", {}, t("memory.chart")), el("p", {}, t("memory.chartLead")), chart.element,
+    ),
+    questions(t("questions"), app.text.memory.questions),
+  );
+
+  function ownerOf(block) {
+    return run.blocksAt(shown)[block - 1].owners[0] ?? -1;
+  }
+
+  function point(sequence) {
+    if (sequence === pointed) return;
+    pointed = sequence;
+    show(shown);
+  }
+
+  function pick(sequence) {
+    pinned = sequence === pinned ? -1 : sequence;
+    show(shown);
+  }
+
+  function hasBlocks(sequence) {
+    return sequence >= 0 && run.at(shown).owner.includes(sequence);
+  }
+
+  function selected() {
+    return [pointed, pinned].find(hasBlocks) ?? -1;
+  }
+
+  /** The sequence whose table is shown: the selected one, or the longest. */
+  function explained() {
+    const chosen = selected();
+    if (chosen >= 0) return chosen;
+    const state = run.at(shown);
+    let best = -1;
+    for (let row = 0; row < state.owner.length; row++) {
+      if (state.owner[row] < 0 || state.onHost[row]) continue;
+      if (best < 0 || state.length[row] > state.length[best]) best = row;
+    }
+    return best < 0 ? -1 : state.owner[best];
+  }
+
+  function show(k) {
+    shown = frameIn(run, k);
+    caption.textContent = summary(app, run, shown);
+    pool.draw(shown, selected());
+    drawTable();
+    drawChips();
+    for (const { recording, small, numbers } of others) {
+      const at = frameIn(recording, k);
+      small.draw(at);
+      numbers.textContent = wasted(app, recording, at);
+    }
+    chart.show(k);
+  }
+
+  function drawTable() {
+    const sequence = explained();
+    const state = run.at(shown);
+    const row = state.owner.indexOf(sequence);
+    const blocks = sequence < 0 ? [] : state.tables[row];
+    const onHost = sequence >= 0 && state.onHost[row] === 1;
+    tableTitle.textContent = sequence < 0 ? t("memory.nobody") : t("memory.table", {
+      name: run.labels[sequence], tokens: state.length[row], blocks: blocks.length,
+    }) + (onHost ? t("memory.onHost") : "");
+    const size = run.blockSize;
+    select(table).selectAll("span").data(blocks).join(
+      (enter) => enter.append("span").call((s) => { s.append("i"); s.append("b"); }),
+    ).call((cells) => {
+      cells.style("--fill", (_, i) => Math.max(0, Math.min(1, (state.length[row] - i * size) / size)))
+        .style("--paint", () => (sequence < 0 ? null : cssPaint(paintOf(run.sequences[sequence][0]))))
+        .attr("title", (block, i) => t("memory.entry", { logical: i, physical: block }));
+      cells.select("i").text((_, i) => i);
+      cells.select("b").text((block) => block);
+    });
+    const { prompt, output } = sequence < 0 ? { prompt: [], output: [] } : run.textAt(sequence, shown);
+    const request = sequence < 0 ? null : run.requests[run.sequences[sequence][0]];
+    words.replaceChildren(
+      ...(request == null ? [] : [
+        el("q", { class: "asked" }, request.prompt.slice(0, 240)), " ",
+        el("span", { class: "answer" }, output.join("") || "…"),
+      ]),
+    );
+    words.hidden = !prompt.length && !request;
+    drawArrows(onHost ? [] : blocks, sequence);
+  }
+
+  let arrowArguments = [[], -1];
+  function drawArrows(blocks = arrowArguments[0], sequence = arrowArguments[1]) {
+    arrowArguments = [blocks, sequence];
+    if (!pool.x) return;
+    const outer = stage.getBoundingClientRect();
+    arrows.attr("width", outer.width).attr("height", outer.height);
+    const inner = pool.element.getBoundingClientRect();
+    const curve = linkVertical().source((d) => d.from).target((d) => d.to);
+    const cells = [...table.children];
+    const links = blocks.map((block, i) => {
+      const cell = cells[i].getBoundingClientRect();
+      const place = pool.place(block);
+      return {
+        from: [cell.left + cell.width / 2 - outer.left, cell.bottom - outer.top],
+        to: [
+          inner.left - outer.left + place.x + place.width / 2,
+          inner.top - outer.top + place.y + 1,
+        ],
+      };
+    });
+    const colour = sequence < 0 ? null : paintOf(run.sequences[sequence][0]).colour;
+    arrows.selectAll("path.halo").data(links).join("path").attr("class", "halo").attr("d", curve);
+    arrows.selectAll("path.arrow").data(links).join("path").attr("class", "arrow")
+      .attr("d", curve).attr("stroke", colour);
+    arrows.selectAll("circle").data(links).join("circle").attr("r", 3)
+      .attr("cx", (d) => d.to[0]).attr("cy", (d) => d.to[1]).attr("fill", colour);
+  }
+
+  function drawChips() {
+    const now = activeSequences(run, shown);
+    select(chips).selectAll("button").data(now, (d) => d.sequence).join((enter) =>
+      enter.append("button").attr("type", "button").attr("class", "chip").call((button) => {
+        button.append("i").style("background", (d) => cssPaint(paintOf(run.sequences[d.sequence][0])));
+        button.append("b").text((d) => run.labels[d.sequence]);
+        button.append("span");
+      })
+        .on("pointerenter focus", (_, d) => point(d.sequence))
+        .on("pointerleave blur", () => point(-1))
+        .on("click", (_, d) => pick(d.sequence)),
+    ).attr("data-activity", (d) => d.name).attr("aria-pressed", (d) => String(d.sequence === pinned))
+      .order().select("span").text((d) => t(`activity.${d.name}`));
+  }
+
+  return {
+    element, show, frames,
+    summary: (k) => summary(app, run, frameIn(run, k)),
+    destroy() {
+      pool.destroy();
+      chart.destroy();
+      for (const { small } of others) small.destroy();
+    },
+  };
+}
+
+/** What a system has granted and not used, in words. */
+function wasted(app, recording, k) {
+  const slots = recording.numBlocks * recording.blockSize;
+  const share = (field) => percent(recording.log[field][k] / slots);
+  const done = recording.sequences.filter((_, s) => recording.activityAt(s, k) >= 6).length;
+  return app.t("memory.numbers", {
+    live: share("live"), ahead: share("reservation"), internal: share("internal"),
+    running: recording.log.running[k], done, all: recording.sequences.length,
+  });
+}
+
+function legend(app) {
+  const { t } = app;
+  return el(
+    "ul", { class: "legend" },
+    ["live", "ahead", "never", "free"].map((part) =>
+      el("li", {}, el("i", { class: `key ${part}` }), t(`memory.legend.${part}`))),
+  );
+}

@@ -1,0 +1,90 @@
+// Sliders over runs of the simulator that were made before.
+
+import { format } from "d3-format";
+import { LineChart } from "./charts.js";
+import { choice, el } from "./dom.js";
+import { systemColour } from "./systems.js";
+import { percent } from "./words.js";
+
+// Above it, in seconds a token, the paper's plots end: the queue only grows.
+const TOP = 1;
+const chosen = { policy: "vllm", budget: null, blockSize: 16, rate: null };
+
+export function whatIf(app) {
+  const { t } = app;
+  const { budgets, blockSizes, rates, policies, columns, points } = app.data.simulations;
+  const as = (row) => Object.fromEntries(columns.map((name, i) => [name, row[i]]));
+  const found = points.map(as);
+  chosen.budget ??= budgets[Math.floor(budgets.length / 2)];
+  chosen.rate ??= rates[Math.floor(rates.length / 2)];
+  // Contiguous memory is reserved in blocks of 16 at any block size.
+  const sizeOf = (policy) => (policy === "vllm" ? chosen.blockSize : 16);
+  const at = (policy, rate) => found.find((p) => p.policy === policy && p.rate === rate
+    && p.budget === chosen.budget && p.blockSize === sizeOf(policy));
+
+  const plot = el("div");
+  const result = el("p", { class: "caption", "aria-live": "polite" });
+  const parts = el("div", { class: "parts", role: "img" });
+  let chart = null;
+
+  function slider(key, values, text) {
+    const output = el("output", {}, text(chosen[key]));
+    const input = el("input", {
+      type: "range", min: 0, max: values.length - 1, step: 1, id: `what-if-${key}`,
+      on: {
+        input: () => {
+          chosen[key] = values[Number(input.value)];
+          output.textContent = text(chosen[key]);
+          input.setAttribute("aria-valuetext", output.textContent);
+          draw();
+        },
+      },
+    });
+    input.value = values.indexOf(chosen[key]);
+    input.setAttribute("aria-valuetext", text(chosen[key]));
+    return el("p", { class: "slider" }, el("label", { for: `what-if-${key}` }, t(`whatIf.${key}`)), input, output);
+  }
+
+  function draw() {
+    chart?.destroy();
+    chart = new LineChart(
+      policies.map((policy) => ({
+        label: t(`whatIf.policies.${policy}`), colour: systemColour(policy), strong: policy === chosen.policy,
+        dots: true, points: rates.map((rate) => at(policy, rate)).filter(Boolean).map((p) => [p.rate, p.latency]),
+      })),
+      { label: t("whatIf.chart"), x: t("whatIf.rateAxis"), top: TOP, height: 14, left: rates[0], right: rates.at(-1), format: ".1f" },
+    );
+    plot.replaceChildren(chart.element);
+    chart.show(chosen.rate);
+    const point = at(chosen.policy, chosen.rate);
+    parts.hidden = !point;
+    if (!point) {
+      result.textContent = t("whatIf.hopeless");
+      return;
+    }
+    result.textContent = t("whatIf.result", {
+      latency: format(".3f")(point.latency), running: format(".1f")(point.running),
+      live: percent(point.live), served: format(".2f")(point.served), preemptions: point.preemptions,
+    });
+    const shares = [["live", point.live], ["ahead", point.ahead], ["never", point.internal]];
+    shares.push(["free", Math.max(0, 1 - point.live - point.ahead - point.internal)]);
+    parts.replaceChildren(...shares.map(([name, share]) =>
+      el("i", { class: `key ${name}`, style: `width: ${100 * share}%`, title: `${t(`memory.legend.${name}`)} ${percent(share)}` })));
+    parts.setAttribute("aria-label", shares.map(([name, share]) => `${t(`memory.legend.${name}`)} ${percent(share)}`).join(", "));
+  }
+
+  const element = el(
+    "div", { class: "what-if" },
+    el("h3", {}, t("whatIf.title")), el("p", {}, t("whatIf.lead")),
+    choice(t("whatIf.policy"), policies.map((p) => [p, t(`whatIf.policies.${p}`)]), chosen.policy,
+      (value) => { chosen.policy = value; draw(); }),
+    el("div", { class: "sliders" },
+      slider("rate", rates, (v) => t("whatIf.rateValue", { rate: v })),
+      slider("budget", budgets, (v) => t("whatIf.budgetValue", { slots: format(",")(v) })),
+      slider("blockSize", blockSizes, (v) => t("whatIf.blockValue", { size: v }))),
+    result, parts, el("p", { class: "axis-title" }, t("whatIf.chart")), plot,
+    el("p", { class: "fine" }, t("whatIf.made")),
+  );
+  draw();
+  return { element, destroy: () => chart.destroy() };
+}

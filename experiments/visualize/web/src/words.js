@@ -1,0 +1,50 @@
+// Frames in words and numbers.
+
+import { format } from "d3-format";
+import { ACTIVITY } from "./recording.js";
+
+export const percent = format(".0%");
+
+/** The frame of a recording at position k of the timeline: its last one at the end. */
+export function frameIn(recording, k) {
+  return Math.max(0, Math.min(k, recording.frames - 1));
+}
+
+const MOST_WAITING = 24;
+
+/** Sequences to show as chips: those with a row first, then those that wait. */
+export function activeSequences(recording, k) {
+  const running = [];
+  const waiting = [];
+  for (let sequence = 0; sequence < recording.sequences.length; sequence++) {
+    const activity = recording.activityAt(sequence, k);
+    if (activity === 0 || activity === 7) continue;
+    const entry = { sequence, name: ACTIVITY[activity] };
+    (activity === 1 || activity === 4 ? waiting : running).push(entry);
+  }
+  return [...running, ...waiting.slice(0, MOST_WAITING)];
+}
+
+/** What a frame is, and what happened in it, as a sentence or two. */
+export function summary(app, recording, k) {
+  const { t } = app;
+  const log = recording.log;
+  const swapped = recording.sequences.filter((_, s) => recording.activityAt(s, k) === 5).length;
+  const parts = [
+    t("summary.state", {
+      iteration: k + 1, running: log.running[k], waiting: log.waiting[k],
+      used: recording.numBlocks - recording.free[k], blocks: recording.numBlocks,
+      free: recording.free[k],
+    }),
+  ];
+  if (swapped) parts.push(t("summary.swappedOut", { swapped }));
+  const events = recording.eventsAt(k);
+  const names = (sequences) => sequences.slice(0, 8).map((s) => recording.labels[s]).join(", ")
+    + (sequences.length > 8 ? " …" : "");
+  for (const kind of ["admitted", "back", "preempted", "swapped", "ended"]) {
+    if (events[kind].length) parts.push(t(`summary.${kind}`, { names: names(events[kind]) }));
+  }
+  const copies = recording.copiesAt(k).length;
+  if (copies) parts.push(t("summary.copies", { copies }));
+  return parts.join(app.language === "zh" ? "" : " ");
+}

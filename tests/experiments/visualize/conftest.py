@@ -1,0 +1,122 @@
+"""A page of a tiny model, made once for all processes that test it."""
+
+import contextlib
+import fcntl
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from experiments.prompts import Prompt
+from experiments.visualize import page, recorder, scenes
+from paged_jax import EngineConfig
+
+HOSTILE = ("<script>hacked=1</script><b>x</b>", "<img src=x onerror=hacked=1>")
+TEXTS = (
+    "Why is the sky blue?",
+    HOSTILE[0],
+    "Hi.",
+    "Name three rivers in the north.",
+    HOSTILE[1],
+    "你好，世界",
+    "A line\nand another",
+    "Write about rain, please.",
+)
+# Short of blocks as soon as a few run, so that some are preempted.
+SIZE = scenes.Size(
+    requests=len(TEXTS),
+    longest_prompt=40,
+    longest_output=24,
+    sharing_output=14,
+    config=EngineConfig(
+        block_size=4,
+        num_blocks=22,
+        max_model_len=64,
+        max_seqs=6,
+        max_requests=8,
+        max_prefixes=0,
+        token_budget=16,
+        min_bucket=16,
+        watermark=0.0,
+        spare_blocks=0,
+    ),
+    sharing_config=EngineConfig(
+        block_size=8,
+        num_blocks=40,
+        max_model_len=96,
+        max_seqs=4,
+        max_requests=4,
+        max_prefixes=0,
+        max_n=4,
+        max_beam_width=4,
+        token_budget=16,
+        min_bucket=16,
+    ),
+)
+
+
+class Page(NamedTuple):
+    """What was served, seen and written.
+
+    Attributes:
+      data: what the page shows.
+      recorded: what the recorder saw, by the name of the run.
+      path: the HTML file.
+    """
+
+    data: dict
+    recorded: dict[str, recorder.Recorded]
+    path: Path
+
+
+@pytest.fixture(scope="session")
+def tiny_page(tiny_model, tmp_path_factory) -> Page:
+    # Beside the folders of the workers of pytest-xdist, which share it.
+    shared = tmp_path_factory.getbasetemp()
+    if "popen-gw" in shared.name:
+        shared = shared.parent
+    kept = shared / "tiny_page.pickle"
+    with _locked(shared / "tiny_page.lock"):
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(_make(tiny_model, shared / "tiny_page.html")))
+        return pickle.loads(kept.read_bytes())
+
+
+def _make(model, path: Path) -> Page:
+    seen = {}
+    names = iter([*scenes.SYSTEMS, "parallel", "beam"])
+
+    def keep(engine, asked):
+        recorded = recorder.record(engine, asked)
+        seen[next(names)] = recorded
+        return recorded
+
+    prompts = [Prompt(f"p{i}", "chat", text) for i, text in enumerate(TEXTS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "record", keep)
+        data = scenes.serve_all(model, prompts, 0, SIZE, lambda line: None)
+    data |= {
+        "format": page.FORMAT,
+        "about": {
+            "model": "tiny",
+            "seed": 0,
+            "command": "python -m experiments.visualize",
+            "environment": {
+                "cpu": "a processor",
+                "cores": 2,
+                "started": "today",
+                "packages": {"jax": "0"},
+            },
+        },
+        "simulations": page.simulations(),
+    }
+    path.write_text(page.render(data), "utf-8")
+    return Page(data, seen, path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
