@@ -101,9 +101,15 @@ FIG17 = (Panel("fig17", "", "opt-13b", "chat", _BASIC, 3600, 0.5),)
 # Where a search for a capacity begins, in requests/s: near what came out of it before.
 # Any other start gives the same within the tolerance, after a few more tries.
 GUESSES: dict[tuple[str, str], float] = {
-    ("fig12a", "vllm"): 1.95,
+    ("fig12a", "vllm"): 2.0,
     ("fig12a", "orca_oracle"): 1.0,
     ("fig12a", "orca_pow2"): 0.75,
-    ("fig12a", "orca_max"): 0.57,
-    ("fig12a", "ft"): 0.22,
+    ("fig12a", "orca_max"): 0.55,
+    ("fig12a", "ft"): 0.21,
+    ("fig16a", "vllm"): 44.0,
+    ("fig16a", "orca_oracle"): 24.0,
+    ("fig16b", "vllm"): 34.0,
+    ("fig16b", "orca_oracle"): 11.0,
+    ("fig17", "vllm"): 1.1,
+    ("fig17", "orca_oracle"): 0.67,
 }
