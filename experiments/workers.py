@@ -102,7 +102,8 @@ def _on_ray(
     started = not ray.is_initialized()
     if started:
         # An address in RAY_ADDRESS is that of a cluster; without one it is local.
-        local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers or None}
+        cluster = os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = {} if cluster else {"num_cpus": workers or None}
         ray.init(include_dashboard=False, log_to_driver=False, **local)
     try:
         variables = {
