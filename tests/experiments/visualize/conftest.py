@@ -79,8 +79,10 @@ def tiny_page(tiny_model, tmp_path_factory) -> Page:
     kept = shared / "tiny_page.pickle"
     with _locked(shared / "tiny_page.lock"):
         if not kept.exists():
-            kept.write_bytes(pickle.dumps(_make(tiny_model, shared / "tiny_page.html")))
-        return pickle.loads(kept.read_bytes())
+            made = _make(tiny_model, shared / "tiny_page.html")
+            # Its type is of a module that each process knows by another name.
+            kept.write_bytes(pickle.dumps(tuple(made)))
+        return Page(*pickle.loads(kept.read_bytes()))
 
 
 def _make(model, path: Path) -> Page:
