@@ -8,7 +8,6 @@ fitted on half of the points, and judged on the others.
 import statistics
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -19,7 +18,7 @@ from experiments.machine_speed import Speed, measure_speed
 from experiments.simulator.costs import RooflineCosts
 from experiments.simulator.hardware import Hardware
 from experiments.simulator.model_profiles import profile_of
-from experiments.simulator.work import Work
+from experiments.simulator.work import decode_work
 from experiments.step_bench import StepBench
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
@@ -64,7 +63,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     # In the middle of the steps that are timed; a token sees itself.
     seen = [context + 2 + steps // 2 for _, context in points]
     physics = [
-        float(costs(decode_work(batch, batch * slots)))
+        float(costs(decode_work(batch, slots)))
         for (batch, _), slots in zip(points, seen, strict=True)
     ]
     times = [statistics.median(measured[point]) for point in points]
@@ -101,29 +100,6 @@ def this_machine(speed: Speed) -> Hardware:
         flops=speed.flops,
         link_bandwidth=float("inf"),
         host_bandwidth=speed.bandwidth,
-    )
-
-
-def decode_work(batch: int, slots: int) -> Work:
-    """Returns the work of a step in which all sequences decode.
-
-    Args:
-      batch: sequences.
-      slots: that they attend to, in all.
-    """
-    nothing = jnp.float32(0)
-    return Work(
-        rows=jnp.float32(batch),
-        tokens=jnp.float32(batch),
-        sampled=jnp.float32(batch),
-        context=jnp.float32(slots),
-        pairs=jnp.float32(slots),
-        members=jnp.float32(batch),
-        longest_chunk=jnp.float32(1),
-        longest_context=jnp.float32(slots / batch),
-        copied_blocks=nothing,
-        swapped_in_blocks=nothing,
-        swapped_out_blocks=nothing,
     )
 
 

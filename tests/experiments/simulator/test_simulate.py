@@ -3,32 +3,17 @@
 import dataclasses
 import functools
 
-import jax
 import numpy as np
 import pytest
 from engines import greedy, make_engine
+from simulations import UNIT, PerToken, small
 
 from experiments.errors import UserError
 from experiments.simulator.plain import simulate_plain
 from experiments.simulator.run import make_program, simulate
 from experiments.simulator.trace import Trace, pieces
-from paged_jax import EngineConfig, SamplingParams
+from paged_jax import SamplingParams
 from paged_jax.step_log import Field
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PerToken:
-    """Costs that a test can add up by hand."""
-
-    step_s: float
-    token_s: float
-
-    def __call__(self, work):
-        return self.step_s + self.token_s * work.tokens
-
-
-UNIT = PerToken(1.0, 0.0)
 
 
 def make_trace(count, n=1, seed=0, longest=20, rate=None):
@@ -41,21 +26,6 @@ def make_trace(count, n=1, seed=0, longest=20, rate=None):
         rng.integers(1, longest, count),
         rng.integers(1, longest, (count, n)),
     )
-
-
-def small(**changes):
-    settings = dict(
-        block_size=4,
-        num_blocks=24,
-        max_model_len=48,
-        max_seqs=6,
-        max_requests=64,
-        max_prefixes=0,
-        token_budget=16,
-        watermark=0.05,
-        spare_blocks=0,
-    )
-    return EngineConfig(**(settings | changes))
 
 
 def run(config, trace, costs=UNIT, window=None, **changes):
