@@ -277,3 +277,5 @@ FORMATS: dict[str, Callable[..., Iterator[_Record]]] = {
     "sharegpt": _texts(_first_round),
     "alpaca": _texts(_instruction),
 }
+# Those that name the pieces of prompts, which a prefix cache can find them by.
+NAMED = ("mooncake",)

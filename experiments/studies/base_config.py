@@ -40,4 +40,5 @@ def scale_of(config: ConfigDict) -> Scale:
         values["time_share"],
         values["tolerance"],
         values["grid"],
+        flat(config.options) if "options" in config else {},
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import experiments.studies
@@ -11,7 +12,7 @@ from experiments.claim import Claim
 from experiments.errors import UserError
 
 # What the names of modules that are studies begin with.
-_STUDIES = ("ablation", "fig", "machine", "table")
+_STUDIES = ("ablation", "fig", "machine", "recorded", "table")
 # File name to caption and PNG.
 Figures = dict[str, tuple[str, bytes]]
 
@@ -26,6 +27,7 @@ class Scale:
       time_share: of the seconds that the paper's traces last.
       tolerance: of a search for a rate, relative.
       grid: points of a curve or a grid are cut to about this share.
+      options: settings of a study's own, with dotted keys; most have none.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Scale:
     time_share: float
     tolerance: float
     grid: float
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def mark(self) -> str:

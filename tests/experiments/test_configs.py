@@ -52,8 +52,12 @@ def test_the_figures_of_the_paper_have_its_sizes():
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", STUDIES)
-def test_its_studies_are_there_and_have_tasks(name, preset):
-    config = parse([f"--config={name}", f"--preset={preset}"]).config
+def test_its_studies_are_there_and_have_tasks(name, preset, tmp_path):
+    words = [f"--config={name}", f"--preset={preset}"]
+    if name == "recorded":  # of a file that the user brings
+        words.append(f"--config.options.recording.path={tmp_path / 'trace.csv'}")
+        (tmp_path / "trace.csv").touch()
+    config = parse(words).config
     assert config.name == name
     assert len(set(config.studies)) == len(config.studies) > 0
     for study in map(load_study, config.studies):

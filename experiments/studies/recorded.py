@@ -1,0 +1,240 @@
+"""Recorded traces: what each way to manage memory makes of real requests.
+
+Nothing of it is the paper's: the numbers stand alone, with those of the prefix cache
+beside what a cache of unlimited size would find.
+"""
+
+import functools
+import math
+import os
+from typing import Any
+
+from experiments.attribution import Row
+from experiments.claim import Claim
+from experiments.errors import UserError
+from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.model_profiles import MODELS
+from experiments.simulator.readers import FORMATS, NAMED
+from experiments.simulator.results import Results
+from experiments.simulator.serve_recorded import Recording, serve_recorded
+from experiments.studies import variant_figures
+from experiments.studies.seeds import Estimate, over_seeds
+from experiments.studies.study import Figures, Scale, Task
+from experiments.studies.study_claim import study_claim
+
+TITLE = "A recorded trace"
+
+# The memory managers, by what they are called here; and the prefix cache beside them.
+_CACHED = "paged, prefix cache"
+_WAYS = ("paged", _CACHED, "oracle", "pow2", "max")
+# Formats whose texts are counted, and which have no times.
+_TEXTS = ("sharegpt", "alpaca")
+_RECORDING = ("path", "format", "num_requests", "strict", "speedup", "rate")
+_SERVING = ("block_size", "max_seqs", "token_budget")
+# Metric to its name in figures, and its unit.
+_QUANTITIES = {
+    "normalized_mean_s": ("normalized latency", "s/token"),
+    "first_token_mean_s": ("time to the first token", "s"),
+    "first_token_p99_s": ("time to the first token, 99th percentile", "s"),
+    "tokens_per_s": ("output", "tokens/s"),
+    "mean_running": ("sequences at once", "mean over the iterations"),
+    "utilization": ("KV utilization", "% of the granted slots"),
+}
+_DRAWN = ("normalized_mean_s", "first_token_p99_s", "mean_running", "utilization")
+
+
+def tasks(scale: Scale) -> list[Task]:
+    """Returns a task for each way; for each seed where arrivals are drawn.
+
+    Raises:
+      UserError: an option that cannot be used.
+    """
+    options = scale.options
+    path, format = options["recording.path"], options["recording.format"]
+    if not path:
+        raise UserError(
+            "options.recording.path is empty; give a file: "
+            "--config.options.recording.path=FILE"
+        )
+    if not os.path.isfile(path):
+        raise UserError(f"options.recording.path is {path!r}, which is no file")
+    for key, allowed in (
+        ("recording.format", FORMATS),
+        ("serving.model", MODELS),
+        ("serving.hardware", HARDWARE),
+    ):
+        if options[key] not in allowed:
+            raise UserError(
+                f"options.{key} is {options[key]!r}; use one of {', '.join(allowed)}"
+            )
+    for name in ("num_devices", *_SERVING):
+        if options[f"serving.{name}"] < 1:
+            raise UserError(
+                f"options.serving.{name} is {options[f'serving.{name}']}; "
+                "it must be 1 or more"
+            )
+    rate = options["recording.rate"]
+    if format in _TEXTS and not rate:
+        raise UserError(
+            f"a recording in the format {format} has no times; give "
+            "--config.options.recording.rate=R, requests/s"
+        )
+    # Looked at here, where a bad value is still refused in a line.
+    Recording(**{name: options[f"recording.{name}"] for name in _RECORDING})
+    settings = dict(options) | {"recording.path": os.path.abspath(path)}
+    return [
+        Task(f"{_word(way)}-{seed}", {"way": way, "seed": seed} | settings)
+        for way in _ways(scale)
+        for seed in (scale.seeds if rate else scale.seeds[:1])
+    ]
+
+
+def _ways(scale: Scale) -> list[str]:
+    """Returns what is compared: asked for, or all that the recording allows."""
+    asked = scale.options["serving.memory"]
+    named = scale.options["recording.format"] in NAMED
+    ways = list(asked) or [way for way in _WAYS if named or way != _CACHED]
+    for way in ways:
+        if way not in _WAYS:
+            raise UserError(f"options.serving.memory has {way!r}; use some of {_WAYS}")
+    return ways
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Serves the recording in one way."""
+    way, format = settings["way"], settings["recording.format"]
+    recording = Recording(
+        **{name: settings[f"recording.{name}"] for name in _RECORDING},
+        seed=settings["seed"],
+        count_tokens=_token_counter() if format in _TEXTS else None,
+    )
+    served = serve_recorded(
+        recording,
+        settings["serving.model"],
+        settings["serving.hardware"],
+        settings["serving.num_devices"],
+        memory="paged" if way == _CACHED else way,
+        prefix_caching=way == _CACHED,
+        keep_requests=False,
+        **{name: settings[f"serving.{name}"] for name in _SERVING},
+    )
+    return _metrics(served.results) | {
+        "malformed": served.malformed.count,
+        "malformed_named": served.malformed.named,
+        "num_blocks": served.num_blocks,
+        "max_model_len": served.max_model_len,
+        "hit_ratio": 100 * served.hit_ratio,
+        "infinite_ratio": None
+        if served.infinite_ratio is None
+        else 100 * served.infinite_ratio,
+        "evicted_blocks": served.evicted_blocks,
+    }
+
+
+def _metrics(results: Results) -> dict[str, Any]:
+    latencies, means = results.latencies, results.means
+    found = {
+        f"{name}_{what}_s": value
+        for name in ("normalized", "first_token", "total")
+        for what, value in (
+            ("mean", latencies.mean(name)),
+            ("p50", latencies.quantile(name, 0.5)),
+            ("p99", latencies.quantile(name, 0.99)),
+        )
+    }
+    return found | {
+        "requests": latencies.count,
+        "rejected": results.rejected,
+        "seconds": results.seconds,
+        "steps": results.steps,
+        "tokens_per_s": means["tokens_per_s"],
+        "mean_running": means["mean_running"],
+        "utilization": 100 * means["kv_utilization"],
+        "preemptions": means["preemptions"],
+    }
+
+
+@functools.cache
+def _token_counter():
+    """Returns what counts the tokens of a text: SmolLM2's tokenizer."""
+    # Here: it reads the model's file, which most recordings do without.
+    import paged_jax
+
+    tokenizer = paged_jax.load_model("smollm2-135m").tokenizer
+    return lambda text: len(tokenizer.encode(text))
+
+
+def claims(rows: list[Row], scale: Scale) -> list[Claim]:
+    """Returns the numbers, and whether the cache stays below what can be found."""
+    model, hardware = (scale.options[f"serving.{x}"] for x in ("model", "hardware"))
+    source = f"{MODELS[model].name} on {HARDWARE[hardware].name}, simulated"
+    made = []
+    for way in _ways(scale):
+        for quantity, (_, unit) in _QUANTITIES.items():
+            made.append(
+                study_claim(
+                    f"recorded.{quantity}.{_word(way)}",
+                    _found(rows, quantity, way),
+                    paper=None,
+                    unit=unit,
+                    kind="predicted",
+                    source=source,
+                    note=_left_out(rows, way),
+                )
+            )
+    if _CACHED in _ways(scale):
+        bound = _found(rows, "infinite_ratio", _CACHED)
+        made.append(
+            study_claim(
+                "recorded.prefix_hit_ratio",
+                _found(rows, "hit_ratio", _CACHED),
+                paper=None,
+                at_most=bound.mean if bound else None,
+                unit="% of the prompts' tokens",
+                kind="memory",
+                source="what a cache finds that nothing is evicted from",
+            )
+        )
+    return made
+
+
+def _left_out(rows: list[Row], way: str) -> str:
+    """Returns what was not served, and why; empty if all was."""
+    parts: dict[str, None] = {}
+    for row in rows:
+        if row["cell"]["way"] != way:
+            continue
+        metrics = row["metrics"]
+        if metrics["rejected"]:
+            parts[f"{metrics['rejected']} requests can never fit"] = None
+        if metrics["malformed"]:
+            named = "; ".join(metrics["malformed_named"])
+            parts[f"{metrics['malformed']} malformed ({named})"] = None
+    return "; ".join(parts)
+
+
+def _found(rows: list[Row], quantity: str, way: str) -> Estimate | None:
+    def read(metrics: dict[str, Any]) -> float:
+        value = metrics[quantity]
+        return math.nan if value is None else value
+
+    return over_seeds(rows, read, way=way)
+
+
+def draw(rows: list[Row], scale: Scale) -> Figures:
+    """Draws what the ways differ in."""
+    panels = [
+        variant_figures.Panel(
+            *_QUANTITIES[quantity],
+            {"": [(way, _found(rows, quantity, way)) for way in _ways(scale)]},
+        )
+        for quantity in _DRAWN
+    ]
+    name = os.path.basename(scale.options["recording.path"])
+    served = max((row["metrics"]["requests"] for row in rows), default=0)
+    caption = f"{served:,} requests of {name}, by how memory is managed."
+    return {"recorded.png": (caption, variant_figures.draw_variants("", panels))}
+
+
+def _word(way: str) -> str:
+    return "_".join(way.replace(",", "").split())
