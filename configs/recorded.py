@@ -7,8 +7,8 @@ with `--config.options.recording.format=azure` or another.
 Formats: `azure` (Azure LLM inference), `burstgpt`, `lengths` (start_offset_s,
 input_tokens, output_tokens), `mooncake` (with names of blocks, so that the prefix cache
 is served, too), and `sharegpt` and `alpaca`, JSON of texts, which SmolLM2's tokenizer
-counts; these have no times and need `recording.rate`. The quick preset serves the first
-2,000 requests, `full` all of them; either reads the file a piece at a time.
+counts; these have no times and need `rate` or `clients`. The quick preset serves the
+first 2,000 requests, `full` all of them; either reads the file a piece at a time.
 """
 
 from ml_collections import ConfigDict
@@ -29,8 +29,13 @@ def get_config(preset: str = "quick"):
             "strict": False,
             # Requests come so much faster than recorded.
             "speedup": 1.0,
-            # Poisson arrivals of so many requests/s in place of the recorded times.
+            # Random arrivals of so many requests/s in place of the recorded times,
+            # and how bursty: 1 is Poisson.
             "rate": 0.0,
+            "cv": 1.0,
+            # A closed loop: so many clients, who wait for an answer and think a while.
+            "clients": 0,
+            "think_s": 0.0,
         }
     )
     config.options.serving = ConfigDict(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.errors import UserError
-from experiments.simulator.arrivals import poisson_arrivals
+from experiments.simulator.arrivals import gamma_arrivals
 from experiments.simulator.cache_bound import infinite_cache
 from experiments.simulator.costs import Overheads, RooflineCosts
 from experiments.simulator.hardware import HARDWARE
@@ -42,9 +42,13 @@ class Recording:
       num_requests: how many are served, the first ones; 0: all.
       strict: whether a malformed line is an error.
       speedup: how much faster than recorded requests come.
-      rate: requests/s of Poisson arrivals in place of the recorded times; 0: as they
+      rate: requests/s of random arrivals in place of the recorded times; 0: as they
         were recorded.
-      seed: of those arrivals.
+      cv: of the distances between random arrivals; 1: they are Poisson.
+      clients: of a closed loop, which send the requests one after the other, whatever
+        their times; 0: there is none.
+      think_s: seconds that a client waits between an answer and its next request.
+      seed: of random arrivals.
       count_tokens: of a text, for formats that have texts.
     """
 
@@ -54,6 +58,9 @@ class Recording:
     strict: bool = False
     speedup: float = 1.0
     rate: float = 0.0
+    cv: float = 1.0
+    clients: int = 0
+    think_s: float = 0.0
     seed: int = 0
     count_tokens: CountTokens | None = None
 
@@ -63,6 +70,9 @@ class Recording:
             ("num_requests", self.num_requests >= 0, "0 or more"),
             ("speedup", 0 < self.speedup < float("inf"), "above 0 and finite"),
             ("rate", 0 <= self.rate < float("inf"), "0 or more, and finite"),
+            ("cv", 0 < self.cv < float("inf"), "above 0 and finite"),
+            ("clients", self.clients >= 0, "0 or more"),
+            ("think_s", 0 <= self.think_s < float("inf"), "0 or more, and finite"),
         ):
             if not holds:
                 raise UserError(
@@ -86,6 +96,9 @@ class Recording:
         Raises:
           UserError: a recording without times, and no rate.
         """
+        if self.clients:  # which do not look at times
+            yield from to_traces(self.rows(), arrivals=itertools.repeat(0.0))
+            return
         if self.rate:
             yield from to_traces(self.rows(), arrivals=self._arrivals())
             return
@@ -101,7 +114,7 @@ class Recording:
     def _arrivals(self) -> Iterator[float]:
         rng, start = np.random.default_rng(self.seed), 0.0
         while True:
-            times = start + poisson_arrivals(rng, _DRAWN, self.rate)
+            times = start + gamma_arrivals(rng, _DRAWN, self.rate, self.cv)
             yield from times.tolist()
             start = float(times[-1])
 
@@ -203,6 +216,8 @@ def serve_recorded(
         config,
         recording.traces(),
         make_program(config, costs),
+        clients=recording.clients,
+        think_s=recording.think_s,
         keep_requests=keep_requests,
     )
     bound = None

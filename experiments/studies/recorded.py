@@ -29,7 +29,17 @@ _CACHED = "paged, prefix cache"
 _WAYS = ("paged", _CACHED, "oracle", "pow2", "max")
 # Formats whose texts are counted, and which have no times.
 _TEXTS = ("sharegpt", "alpaca")
-_RECORDING = ("path", "format", "num_requests", "strict", "speedup", "rate")
+_RECORDING = (
+    "path",
+    "format",
+    "num_requests",
+    "strict",
+    "speedup",
+    "rate",
+    "cv",
+    "clients",
+    "think_s",
+)
 _SERVING = ("block_size", "max_seqs", "token_budget")
 # Metric to its name in figures, and its unit.
 _QUANTITIES = {
@@ -73,11 +83,16 @@ def tasks(scale: Scale) -> list[Task]:
                 f"options.serving.{name} is {options[f'serving.{name}']}; "
                 "it must be 1 or more"
             )
-    rate = options["recording.rate"]
-    if format in _TEXTS and not rate:
+    rate, clients = options["recording.rate"], options["recording.clients"]
+    if format in _TEXTS and not rate and not clients:
         raise UserError(
             f"a recording in the format {format} has no times; give "
-            "--config.options.recording.rate=R, requests/s"
+            "--config.options.recording.rate=R, requests/s, or clients"
+        )
+    if rate and clients:
+        raise UserError(
+            f"options.recording.rate is {rate} and clients {clients}; clients send a "
+            "request when they have an answer, at no rate: leave one of them out"
         )
     # Looked at here, where a bad value is still refused in a line.
     Recording(**{name: options[f"recording.{name}"] for name in _RECORDING})

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 from experiments.command_line import parse
@@ -113,7 +114,19 @@ def test_arrivals_are_as_recorded_or_faster_or_drawn(tmp_path):
     assert len(drawn) == 3000 and drawn == sorted(drawn)
     assert drawn[-1] == pytest.approx(600, rel=0.1)
     assert arrivals(rate=5.0, seed=1) != drawn == arrivals(rate=5.0)
+    bursts = np.diff(arrivals(rate=5.0, cv=4.0))
+    assert np.std(bursts) / np.mean(bursts) == pytest.approx(4.0, rel=0.25)
     assert len(arrivals(num_requests=1500)) == 1500
+
+
+def test_clients_of_a_closed_loop_wait_for_their_answers(tmp_path):
+    path = lengths_file(tmp_path / "t.csv")
+    words = ('serving.memory=("paged",)', "recording.clients=3")
+    some = scale(path, *words, "recording.think_s=10.0")
+    (row,) = served(some)
+    assert row["metrics"]["requests"] == 24
+    # Each of three clients sends 8, and thinks between them.
+    assert 70 < row["metrics"]["seconds"] < 72
 
 
 def test_there_is_a_task_for_each_seed_only_where_arrivals_are_drawn(tmp_path):
@@ -134,6 +147,9 @@ def test_there_is_a_task_for_each_seed_only_where_arrivals_are_drawn(tmp_path):
         (["recording.speedup=0.0"], "speedup is 0.0"),
         (["recording.num_requests=-1"], "num_requests is -1"),
         (["recording.format=alpaca"], "no times"),
+        (["recording.cv=0.0"], "cv is 0.0"),
+        (["recording.clients=-1"], "clients is -1"),
+        (["recording.clients=2", "recording.rate=1.0"], "leave one of them out"),
         (["serving.model=gpt"], "'gpt'; use one of opt-13b"),
         (["serving.hardware=tpu"], "'tpu'; use one of a100"),
         (["serving.token_budget=0"], "token_budget is 0"),
