@@ -21,6 +21,9 @@ def claim(
     at_most: float | None = None,
     near: float | None = None,
     tolerance: float = 0.0,
+    paper: float | None = None,
+    spread: float | None = None,
+    seeds: int | None = None,
     note: str = "",
 ) -> Claim:
     """Returns a claim; it holds if `measured` is on the right side of what is expected.
@@ -31,13 +34,18 @@ def claim(
       id: `experiment.quantity.system[.parameter]`.
       measured: what came out; None if a cell is missing, and then it does not hold.
       source: where the expectation comes from.
-      unit: of both numbers.
+      unit: of all its numbers.
       kind: `memory`, `speed` or `exact`: what kind of quantity it is; of a simulation
         also `fitted`, where constants were chosen so that it comes out, or `predicted`.
       at_least: expected to be this or more.
       at_most: expected to be this or less.
       near: expected to be this.
       tolerance: how far off still holds, in the same unit.
+      paper: the paper's own number, which may be another than what is expected; None
+        if there is none to compare with.
+      spread: largest less smallest over the seeds; None if it is not known, or if
+        nothing was drawn at random.
+      seeds: how many; None if nothing was drawn at random.
       note: what a reader should know.
     """
     given = {">=": at_least, "<=": at_most, "=": near}
@@ -49,10 +57,13 @@ def claim(
         "id": id,
         "source": source,
         "unit": unit,
-        "paper": expected,
+        "paper": paper,
         "relation": relation,
-        "measured": measured,
+        "expected": expected,
         "tolerance": tolerance,
+        "measured": measured,
+        "spread": spread,
+        "seeds": seeds,
         "kind": kind,
         "holds": holds,
         "note": note,

@@ -16,7 +16,8 @@ _SAVING_TOLERANCE = {"parallel": 3.0, "beam": 10.0}
 # A beam search may take this much longer a step than sequences that are separate.
 _BEAM_STEP_GOAL = 1.15
 
-# Throughput over Orca (Oracle) at equal latency, from section 6.4.
+# Throughput over Orca (Oracle) at equal latency. The paper's text (section 6.4) is said
+# to have these; they are not among the numbers that were checked (`data/paper.json`).
 PAPER_PREFIX_SPEEDUP = {"one_shot": 1.67, "few_shot": 3.58}
 
 
@@ -83,7 +84,7 @@ def _savings(kind: str, key: str, rows: list[Row]) -> list[Claim]:
 def shared_prefix(rows: list[Row], differences: list[Difference]) -> list[Claim]:
     """Returns the claims of shared prefixes."""
     claims = []
-    for workload, paper in PAPER_PREFIX_SPEEDUP.items():
+    for workload, speedup in PAPER_PREFIX_SPEEDUP.items():
         some = [row for row in rows if row["cell"]["workload"] == workload]
         if not some:
             continue
@@ -93,13 +94,14 @@ def shared_prefix(rows: list[Row], differences: list[Difference]) -> list[Claim]
                     claim(
                         f"fig16.speedup_real.{workload}.{name}",
                         ratio(row, prefix_ways(some)["none"]),
-                        source=f"{PAPER} Fig 16",
+                        source=f"{PAPER} section 6.4, in its text; not among the "
+                        "paper's numbers that were checked",
                         unit="x",
                         kind="speed",
-                        at_least=paper,
+                        at_least=speedup,
                         note="output tokens per second, wall clock, over paged memory "
-                        "without sharing; the paper's is over Orca (Oracle), and at "
-                        "equal latency",
+                        "without sharing; what is expected is over Orca (Oracle), and "
+                        "at equal latency",
                     )
                 )
         found = prefix_ways(some)["automatic"]
@@ -158,6 +160,7 @@ def saving(kind: str, size: int, row: Row | None) -> Claim:
         source=f"{PAPER} Fig 15, Alpaca" if known else "sharing costs no blocks",
         unit="%",
         kind="memory",
+        paper=known,
         note=note,
         **expected,
     )

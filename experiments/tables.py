@@ -190,13 +190,20 @@ def claims_table(claims: list[Claim]) -> Table:
     table = Table(title="Claims", title_justify="left")
     table.add_column("claim")
     table.add_column("expected", justify="right")
+    table.add_column("paper", justify="right")
     table.add_column("measured", justify="right")
     table.add_column("holds")
     for claim in claims:
         holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}[
             claim["holds"]
         ]
-        table.add_row(claim["id"], expected(claim), number(claim["measured"]), holds)
+        table.add_row(
+            claim["id"],
+            expected(claim),
+            number(claim["paper"]),
+            number(claim["measured"]),
+            holds,
+        )
     return table
 
 
@@ -206,7 +213,7 @@ def expected(claim: Claim) -> str:
         return number(None)
     relation = "" if claim["relation"] == "=" else claim["relation"] + " "
     tolerance = f" ± {number(claim['tolerance'])}" if claim["tolerance"] else ""
-    return f"{relation}{number(claim['paper'])}{tolerance}"
+    return f"{relation}{number(claim['expected'])}{tolerance}"
 
 
 def number(value: Any) -> str:

@@ -15,16 +15,33 @@ KINDS = {
 
 
 def claim_lines(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns claims with their numbers as text: `expected`, `found`, `difference`."""
+    """Returns claims with their numbers as text.
+
+    `expected`, `paper`, `found`, and `difference`: what was measured less the paper's
+    number, or, where there is none, less what was expected.
+    """
     return [
         claim
         | {
             "expected": expected(claim),
-            "found": tables.number(claim["measured"]),
-            "difference": difference(claim["paper"], claim["measured"]),
+            "paper": tables.number(claim["paper"]),
+            "found": measured(claim),
+            "difference": difference(_reference(claim), claim["measured"]),
         }
         for claim in claims
     ]
+
+
+def measured(claim: dict[str, Any]) -> str:
+    """Returns what came out; with how far the seeds are apart, such as `2 (±0.1)`."""
+    text = tables.number(claim["measured"])
+    if is_number(claim["spread"]):
+        text += f" (±{tables.number(claim['spread'] / 2)})"
+    return text
+
+
+def _reference(claim: dict[str, Any]) -> Any:
+    return claim["expected"] if claim["paper"] is None else claim["paper"]
 
 
 def kinds(claims: list[dict[str, Any]]) -> list[tuple[str, str]]:

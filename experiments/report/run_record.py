@@ -169,7 +169,9 @@ def _check(summary: Any, path: Path) -> None:
         need(isinstance(claim.get("id"), str), f"{what} has no id")
         known = "holds" in claim and claim["holds"] in (True, False, None)
         need(known, f"{what} does not say if it holds")
-        for key in ("measured", "paper", "tolerance"):
+        if "expected" not in claim:  # as summaries were written before
+            claim["expected"] = claim.pop("paper", None)
+        for key in ("measured", "expected", "paper", "tolerance", "spread", "seeds"):
             value = claim.setdefault(key, None)
             need(
                 value is None or isinstance(value, (int, float)),

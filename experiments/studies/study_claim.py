@@ -23,14 +23,16 @@ def study_claim(
     points: bool = False,
     at_least: float | None = None,
     at_most: float | None = None,
+    near: float | None = None,
 ) -> Claim:
     """Returns a claim about a number.
 
     Args:
       id: `figNN[panel].quantity.system[.parameter]`.
       found: what came out.
-      paper: the paper's number; None if there is none to compare with: such a claim
-        reports, and neither holds nor fails.
+      paper: the paper's number, which is expected unless something else is; None if
+        there is none to compare with. A claim that nothing is expected of reports, and
+        neither holds nor fails.
       unit: of both.
       kind: `memory`, `fitted` or `predicted`, which decides the tolerance.
       source: where the paper's number is from.
@@ -39,6 +41,7 @@ def study_claim(
       points: whether a memory number may differ by a percentage point, if that is more.
       at_least: what is expected instead of the paper's number.
       at_most: likewise.
+      near: likewise, within the tolerance.
     """
     if isinstance(found, Estimate) and found.count > 1:
         spread = f"mean of {found.count} seeds, spread {found.spread:.3g}"
@@ -51,11 +54,11 @@ def study_claim(
         expected = {"at_least": at_least}
     elif at_most is not None:
         expected = {"at_most": at_most}
-    elif paper is not None:
-        tolerance = relative * abs(paper)
+    elif (wanted := paper if near is None else near) is not None:
+        tolerance = relative * abs(wanted)
         if points:
             tolerance = max(tolerance, POINTS)
-        expected = {"near": paper, "tolerance": tolerance}
+        expected = {"near": wanted, "tolerance": tolerance}
     notes = (note, spread, scale.mark if scale else "")
     return claim(
         id,
@@ -63,6 +66,7 @@ def study_claim(
         source=source,
         unit=unit,
         kind=kind,
+        paper=paper,
         note="; ".join(filter(None, notes)),
         **expected,
     )

@@ -101,10 +101,16 @@ def test_a_claim_shows_how_far_off_it_is(summary):
     summary["claims"] = [
         claim("a", 4.43, source="s", unit="%", kind="memory", near=6.09, tolerance=3),
         claim("b", None, source="s", unit="x", kind="fitted", at_least=2.0),
-    ]
+        claim(
+            "c", 1.9, source="s", unit="x", kind="fitted",
+            at_least=2.0, paper=1.76, spread=0.3, seeds=3,
+        ),
+    ]  # fmt: skip
     html = render(summary, {}, "c")
     for text in ("6.09 ± 3", "−1.66 (−27.3%)", "memory", "fitted", ">= 2", "Memory: "):
         assert text.replace(">", "&gt;") in html
+    # From the paper's number, not from what is expected; ± is half the spread.
+    assert ">+0.14 (+7.95%)<" in html and ">1.76<" in html and ">1.9 (±0.15)<" in html
     assert "Speed: " not in html
     assert "✓ yes" in html and "✗ no" in html
 

@@ -10,7 +10,7 @@ from experiments.claims import claim
 from experiments.report.__main__ import main
 from experiments.report.comparison import compare_claims, differences
 from experiments.report.pages import render_comparison
-from experiments.report.run_record import RunRecord
+from experiments.report.run_record import RunRecord, read_run
 
 
 @pytest.fixture
@@ -209,6 +209,16 @@ def test_a_damaged_summary_is_refused_in_one_line(folder, capsys, text, words):
     file = path / "summary.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert_refused(capsys, [path], words)
+
+
+def test_a_summary_of_before_there_were_numbers_of_the_paper_is_read(folder):
+    summary = study()
+    [one] = summary["claims"]
+    one |= {"paper": one.pop("expected"), "relation": ">="}
+    for name in ("spread", "seeds"):
+        del one[name]
+    [read] = read_run(folder("old", summary)).claims
+    assert (read["expected"], read["paper"], read["spread"]) == (1.0, None, None)
 
 
 def assert_refused(capsys, argv, *words):

@@ -59,7 +59,10 @@ def test_the_papers_own_capacities_hold_and_twofold_over_oracle_does_not():
     oracle = found["fig12a.ratio.vllm_over_oracle"]
     assert oracle["holds"] is False
     assert oracle["measured"] == pytest.approx(1.929 / 1.099)
-    assert "lines give 1.76" in oracle["note"]
+    assert oracle["expected"] == 2.0
+    assert oracle["paper"] == pytest.approx(1.929 / 1.099)
+    used = found["fig12a.utilization.vllm"]
+    assert (used["expected"], used["paper"]) == (95.0, None)
     assert found["fig12a.utilization.vllm"]["holds"]
     assert found["fig12a.utilization.ft"]["holds"] is None
 
@@ -99,7 +102,9 @@ def test_beyond_fig_12a_there_is_no_number_of_the_papers():
     found = by_id(fig12.claims(rows, FULL))
     capacity = found["fig12d.capacity.vllm"]
     assert (capacity["paper"], capacity["kind"]) == (None, "predicted")
-    assert found["fig12d.ratio.vllm_over_max"]["measured"] == pytest.approx(2.5)
+    ratio = found["fig12d.ratio.vllm_over_max"]
+    assert ratio["measured"] == pytest.approx(2.5)
+    assert (ratio["expected"], ratio["paper"]) == (2.0, None)
 
 
 @pytest.mark.parametrize("study", [fig12, fig14, fig16, fig17])
