@@ -42,7 +42,7 @@ def _variants(scale: Scale) -> list[Variant]:
     ]
 
 
-def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """Large blocks are left half empty: the more so, the shorter the sequences are."""
     lost = {}
     for dataset in _DATASETS:
@@ -60,7 +60,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             unit="x, capacity",
             kind="predicted",
             source="SOSP'23, section 7.2",
-            scale=scale,
+            mark=mark,
         )
         for dataset, found in lost.items()
     ]
@@ -74,7 +74,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             unit="x, of the two ratios",
             kind="predicted",
             source=SOURCE,
-            scale=scale,
+            mark=mark,
         )
     )
     return made

@@ -24,7 +24,7 @@ def _variants(scale: Scale) -> list[Variant]:
     ]
 
 
-def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """The paper has Poisson arrivals; bursts are not to take vLLM's gain away."""
     made = []
     for cv in _VARIATIONS:
@@ -41,7 +41,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
                 unit="x",
                 kind="predicted",
                 source=SOURCE,
-                scale=scale,
+                mark=mark,
             )
         )
     return made

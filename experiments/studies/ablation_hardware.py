@@ -52,7 +52,7 @@ def _variants(scale: Scale) -> list[Variant]:
     ]
 
 
-def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """Does the paper's factor hold where memory is no longer as short?"""
     return [
         study_claim(
@@ -66,7 +66,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             unit="x",
             kind="predicted",
             source=SOURCE,
-            scale=scale,
+            mark=mark,
         )
         for software in _SOFTWARE
         for setup, label in _SETUPS.items()

@@ -124,15 +124,15 @@ def factors_of(
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
     """Returns the numbers, the factors, their shares, and what all bring together."""
-    made = _study.claims(rows, scale)
+    mark, made = _study.mark(scale), _study.claims(rows, scale)
     for workload in WORKLOADS:
         for quantity in _MEASURED:
-            made += _factor_claims(rows, scale, workload, quantity)
+            made += _factor_claims(rows, mark, workload, quantity)
     return made
 
 
 def _factor_claims(
-    rows: list[Row], scale: Scale, workload: str, quantity: str
+    rows: list[Row], mark: str, workload: str, quantity: str
 ) -> list[Claim]:
     factors = factors_of(rows, workload, quantity)
     made = []
@@ -148,7 +148,7 @@ def _factor_claims(
                 paper=None,
                 unit=unit,
                 kind="predicted",
-                scale=scale,
+                mark=mark,
                 **settings,
             )
         )

@@ -21,7 +21,7 @@ def _variants(scale: Scale) -> list[Variant]:
     ]
 
 
-def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """First come, first served is meant to keep the slowest requests from starving."""
     first, other = (
         of_variant(rows, "latency_p99_s", "recompute", label)
@@ -37,7 +37,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             unit="x, 99th percentile of normalized latency",
             kind="predicted",
             source=SOURCE,
-            scale=scale,
+            mark=mark,
         )
     ]
 

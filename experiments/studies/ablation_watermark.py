@@ -26,7 +26,7 @@ def _variants(scale: Scale) -> list[Variant]:
     ]
 
 
-def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
+def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """What a watermark is for: with 5% fewer are preempted than with none."""
     none, some = (
         of_variant(rows, "preempted", "sharegpt", label) for label in ("0%", "5%")
@@ -41,7 +41,7 @@ def _expected(rows: list[Row], scale: Scale) -> list[Claim]:
             unit="preemptions for each 100 iterations, 5% against none",
             kind="predicted",
             source=SOURCE,
-            scale=scale,
+            mark=mark,
         )
     ]
 

@@ -22,6 +22,12 @@ def sizes(scale: Scale) -> tuple[int, ...]:
     return BLOCK_SIZES[:: max(round(1 / scale.grid), 1)]
 
 
+def mark_of(scale: Scale) -> str:
+    """Returns what is said of a coarser grid; empty if all sizes are there."""
+    some, whole = len(sizes(scale)), len(BLOCK_SIZES)
+    return scale.marked(f"{some} of {whole} block sizes" if some < whole else "")
+
+
 def serving_tasks(scale: Scale, preemption: str) -> list[Task]:
     """Returns one task for each block size, dataset and seed.
 

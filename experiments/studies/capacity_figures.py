@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 
 from experiments.attribution import Row
 from experiments.figures import BLUE, GREEN, ORANGE, PURPLE, VERMILION, to_png
-from experiments.studies.capacity_study import THRESHOLD, capacities
+from experiments.studies.capacity_study import THRESHOLD, capacities, mark_of
 from experiments.studies.panels import Panel
 from experiments.studies.paper import NAMES, numbers
-from experiments.studies.study import Figures, Scale
+from experiments.studies.study import Figures, Scale, seeds_of
 
 _TOP = 1.0  # of the plots, as in the paper, in s/token
 _LOOKS = {
@@ -58,14 +58,24 @@ def draw(panels: Sequence[Panel], rows: list[Row], scale: Scale) -> Figures:
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     caption = (
         f"Fig {name.removeprefix('fig')}: normalized latency against request rate, "
-        f"mean of {len(scale.seeds)} seeds, bars from the lowest to the highest; "
+        f"mean of {seeds_of(scale)}, bars from the lowest to the highest; "
         "dotted: 0.5 s/token, where capacity is read."
     )
     if overlaid:
         caption += " Hollow: the paper's points, as far as it draws them."
-    if scale.mark:
-        caption += f" {scale.mark.capitalize()}."
+    for mark, letters in _marks(panels, scale).items():
+        where = f" ({', '.join(letters)})" if len(letters) < len(panels) else ""
+        caption += f" {mark.capitalize()}{where}."
     return {f"{name}.png": (caption, to_png(figure))}
+
+
+def _marks(panels: Sequence[Panel], scale: Scale) -> dict[str, list[str]]:
+    """Returns how panels are cut short, with the letters of those that are."""
+    marks: dict[str, list[str]] = {}
+    for panel in panels:
+        if mark := mark_of(panel, scale):
+            marks.setdefault(mark, []).append(panel.letter)
+    return marks
 
 
 def _draw_panel(ax: Axes, panel: Panel, rows: list[Row]) -> None:

@@ -88,10 +88,11 @@ def seconds_of(panel: Panel, scale: Scale) -> float:
     return seconds
 
 
-def _cut(panel: Panel, scale: Scale) -> Scale:
-    """Returns how much is run of a panel."""
+def mark_of(panel: Panel, scale: Scale) -> str:
+    """Returns what is said of how a panel is cut short; empty if it is not."""
     share = seconds_of(panel, scale) / panel.seconds
-    return dataclasses.replace(scale, time_share=share)
+    cut = dataclasses.replace(scale, time_share=share)
+    return scale.marked(cut.shorter, scale.coarser)
 
 
 def _paper_rates(panel: Panel, system: str) -> list[float]:
@@ -247,7 +248,7 @@ def _ratio_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Claim]:
                 unit="x",
                 kind=_kind(panel),
                 source=f"{SOURCE}, 2 to 4 times the throughput at the same latency",
-                scale=_cut(panel, scale),
+                mark=mark_of(panel, scale),
                 note=note,
             )
         )
@@ -268,7 +269,7 @@ def _utilization_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Cla
                 source="vLLM wastes next to nothing"
                 if judged
                 else f"{SOURCE} {_figure(panel)}",
-                scale=_cut(panel, scale),
+                mark=mark_of(panel, scale),
                 at_least=95.0 if judged else None,
             )
         )
@@ -295,7 +296,7 @@ def _claim(
         unit="requests/s",
         kind=_kind(panel),
         source=f"{SOURCE} {_figure(panel)}",
-        scale=_cut(panel, scale),
+        mark=mark_of(panel, scale),
         note=note,
     )
 

@@ -17,13 +17,14 @@ from experiments.studies.block_sizes import (
     DATASETS,
     draw_line,
     latency,
+    mark_of,
     name_sizes,
     serving_tasks,
     sizes,
 )
 from experiments.studies.paper import SOURCE, numbers
 from experiments.studies.serve import serve
-from experiments.studies.study import Figures, Scale, Task
+from experiments.studies.study import Figures, Scale, Task, seeds_of
 from experiments.studies.study_claim import study_claim
 
 TITLE = "Latency against block size"
@@ -53,6 +54,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                     unit="s/token",
                     kind="predicted",
                     source=f"{SOURCE} Fig 18b",
+                    mark=mark_of(scale),
                     note="the load is near the capacity, where latency is steep",
                 )
             )
@@ -65,6 +67,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                 unit="tokens in a block",
                 kind="predicted",
                 source=f"{SOURCE} Fig 18b",
+                mark=mark_of(scale),
                 note=f"of {', '.join(map(str, sizes(scale)))}",
             )
         )
@@ -98,5 +101,10 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
             ax.set_title(f"{name}, {rate:g} requests/s")
             ax.legend()
         axes[0].set_ylabel("normalized latency (s/token)")
-    caption = "Fig 18b: latency of OPT-13B by block size; nothing is fitted to it."
+    caption = (
+        "Fig 18b: latency of OPT-13B by block size, mean of "
+        f"{seeds_of(scale)}; nothing is fitted to it."
+    )
+    if mark := mark_of(scale):
+        caption += f" {mark.capitalize()}."
     return {"fig18b.png": (caption, to_png(figure))}

@@ -23,6 +23,7 @@ from experiments.studies.block_sizes import (
     DATASETS,
     draw_line,
     latency,
+    mark_of,
     name_sizes,
     serving_tasks,
     sizes,
@@ -31,7 +32,7 @@ from experiments.studies.calibration import SWAPPED_TOKENS
 from experiments.studies.paper import SOURCE, numbers
 from experiments.studies.seeds import over_seeds
 from experiments.studies.serve import serve
-from experiments.studies.study import Figures, Scale, Task
+from experiments.studies.study import Figures, Scale, Task, seeds_of
 from experiments.studies.study_claim import study_claim
 
 TITLE = "Swapping and recomputing"
@@ -114,6 +115,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                         unit="s/token",
                         kind="predicted",
                         source=f"{SOURCE} Fig 19b",
+                        mark=mark_of(scale),
                     )
                 )
     return made
@@ -137,8 +139,11 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
             ax.legend()
     caption = (
         "Fig 19: (a) time to swap 256 tokens of OPT-13B in or out, fitted to the "
-        "paper's points (hollow), and to compute them again, predicted; (b) latency."
+        "paper's points (hollow), and to compute them again; (b) latency, mean of "
+        f"{seeds_of(scale)}."
     )
+    if mark := mark_of(scale):
+        caption += f" (b) {mark}."
     return {"fig19.png": (caption, to_png(figure))}
 
 

@@ -14,8 +14,8 @@ class Estimate(NamedTuple):
 
     Attributes:
       mean: over the seeds.
-      spread: largest less smallest.
-      count: of seeds.
+      spread: largest less smallest; 0, and not known, with one seed.
+      count: of seeds; 0 of a number that depends on nothing random.
     """
 
     mean: float
@@ -25,6 +25,26 @@ class Estimate(NamedTuple):
     def differs(self, other: "Estimate") -> bool:
         """Returns whether the ranges of the two numbers lie apart."""
         return abs(self.mean - other.mean) > (self.spread + other.spread) / 2
+
+
+class Comparison(NamedTuple):
+    """Two numbers beside each other.
+
+    Attributes:
+      ratio: of the first to the second; None if one is missing, or the second is 0.
+      difference: the first less the second; None if one is missing.
+      words: whether they differ by more than their spread over the seeds; empty if one
+        is missing, or neither depends on a seed.
+    """
+
+    ratio: Estimate | None
+    difference: Estimate | None
+    words: str
+
+
+def exact(value: float) -> Estimate:
+    """Returns a number that depends on nothing random."""
+    return Estimate(float(value), 0.0, 0)
 
 
 def estimate(values: Iterable[float]) -> Estimate | None:
@@ -41,21 +61,53 @@ def over_seeds(
     """Returns the estimate of a metric, over the rows whose cells have these values.
 
     Args:
-      rows: of a study.
+      rows: of a study; those without a seed depend on nothing random.
       read: takes the number out of a row's metrics.
       cell: settings and their values.
     """
-    return estimate(
-        read(row["metrics"])
+    some = [
+        row
         for row in rows
         if all(row["cell"].get(key) == value for key, value in cell.items())
+    ]
+    found = estimate(read(row["metrics"]) for row in some)
+    if found is not None and not any("seed" in row["cell"] for row in some):
+        return found._replace(count=0)
+    return found
+
+
+def compare(first: Estimate | None, second: Estimate | None) -> Comparison:
+    """Compares two numbers: ratio, difference, and whether that exceeds the spread.
+
+    The spreads of ratio and difference are what those of the two allow, to first order.
+
+    Args:
+      first: the one; None if it is missing.
+      second: the other.
+    """
+    if first is None or second is None:
+        return Comparison(None, None, "")
+    counts = [one.count for one in (first, second) if one.count]
+    count = min(counts, default=0)
+    difference = Estimate(
+        first.mean - second.mean, math.hypot(first.spread, second.spread), count
     )
+    ratio = None
+    if second.mean != 0:
+        mean = first.mean / second.mean
+        spread = math.hypot(first.spread, mean * second.spread) / abs(second.mean)
+        ratio = Estimate(mean, spread, count)
+    if count == 0:
+        words = ""
+    elif count == 1:
+        words = "one seed: whether the difference exceeds the spread is not known"
+    elif first.differs(second):
+        words = f"the difference exceeds the spread over {count} seeds"
+    else:
+        words = f"the difference is within the spread over {count} seeds"
+    return Comparison(ratio, difference, words)
 
 
 def ratio(over: Estimate | None, under: Estimate | None) -> Estimate | None:
     """Returns a ratio; its spread is what those of the two allow, to first order."""
-    if over is None or under is None or under.mean == 0:
-        return None
-    mean = over.mean / under.mean
-    relative = math.hypot(over.spread / over.mean, under.spread / under.mean)
-    return Estimate(mean, abs(mean) * relative, min(over.count, under.count))
+    return compare(over, under).ratio

@@ -13,6 +13,8 @@ from experiments.errors import UserError
 
 # What the names of modules that are studies begin with.
 _STUDIES = ("ablation", "fig", "machine", "recorded", "table")
+# Capacities are to be found to this, relative.
+FINE = 0.02
 # File name to caption and PNG.
 Figures = dict[str, tuple[str, bytes]]
 
@@ -40,9 +42,31 @@ class Scale:
     @property
     def mark(self) -> str:
         """What a claim says of it: empty where nothing is cut short."""
+        return self.marked(self.shorter)
+
+    @property
+    def shorter(self) -> str:
+        """How the paper's traces are cut short; empty if they are not."""
         if self.time_share == 1.0:
             return ""
-        return f"{self.name}: {self.time_share:.2g} of the paper's traces"
+        return f"{self.time_share:.2g} of the paper's traces"
+
+    @property
+    def coarser(self) -> str:
+        """How roughly a capacity is searched; empty if as finely as it should be."""
+        if self.tolerance <= FINE:
+            return ""
+        return f"capacities to {100 * self.tolerance:g}%"
+
+    def marked(self, *cuts: str) -> str:
+        """Returns what a claim says of what was cut short; empty if nothing was."""
+        cut = ", ".join(filter(None, cuts))
+        return f"{self.name}: {cut}" if cut else ""
+
+
+def seeds_of(scale: Scale) -> str:
+    """Returns how many seeds there are, such as `3 seeds`."""
+    return "one seed" if len(scale.seeds) == 1 else f"{len(scale.seeds)} seeds"
 
 
 class Task(NamedTuple):

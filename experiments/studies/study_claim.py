@@ -1,7 +1,7 @@
 """Claims of studies: a number over seeds beside the paper's."""
 
 from experiments.claim import Claim, claim
-from experiments.studies.seeds import Estimate
+from experiments.studies.seeds import Estimate, exact
 from experiments.studies.study import Scale
 
 # How far from the paper a number may be (issue and docs/reproduction.md): counted in
@@ -19,6 +19,7 @@ def study_claim(
     kind: str,
     source: str,
     scale: Scale | None = None,
+    mark: str = "",
     note: str = "",
     points: bool = False,
     at_least: float | None = None,
@@ -36,18 +37,15 @@ def study_claim(
       unit: of both.
       kind: `memory`, `fitted` or `predicted`, which decides the tolerance.
       source: where the paper's number is from.
-      scale: how much was run; None if that changes nothing.
+      scale: how much of the paper's traces was run; None if that changes nothing.
+      mark: what else was cut short, or, without a scale, all that was.
       note: what a reader should know.
       points: whether a memory number may differ by a percentage point, if that is more.
       at_least: what is expected instead of the paper's number.
       at_most: likewise.
       near: likewise, within the tolerance.
     """
-    if isinstance(found, Estimate) and found.count > 1:
-        spread = f"mean of {found.count} seeds, spread {found.spread:.3g}"
-    else:
-        spread = ""
-    mean = found.mean if isinstance(found, Estimate) else found
+    number = exact(found) if isinstance(found, (int, float)) else found
     relative = {"memory": MEMORY, "fitted": FITTED, "predicted": PREDICTED}[kind]
     expected: dict[str, float] = {}
     if at_least is not None:
@@ -59,14 +57,29 @@ def study_claim(
         if points:
             tolerance = max(tolerance, POINTS)
         expected = {"near": wanted, "tolerance": tolerance}
-    notes = (note, spread, scale.mark if scale else "")
+    notes = (
+        note,
+        _of_seeds(number) if number else "",
+        scale.mark if scale else "",
+        mark,
+    )
     return claim(
         id,
-        mean,
+        number.mean if number else None,
         source=source,
         unit=unit,
         kind=kind,
         paper=paper,
+        spread=number.spread if number and number.count > 1 else None,
+        seeds=number.count or None if number else None,
         note="; ".join(filter(None, notes)),
         **expected,
     )
+
+
+def _of_seeds(number: Estimate) -> str:
+    if number.count == 0:
+        return ""
+    if number.count == 1:
+        return "one seed: how far others are apart is not known"
+    return f"mean of {number.count} seeds, spread {number.spread:.3g}"

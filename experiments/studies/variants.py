@@ -1,5 +1,6 @@
 """Ablations: the same workload under rules that differ in one thing."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from experiments.studies import variant_figures
 from experiments.studies.capacity_study import search_capacity
 from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.serve import serve_at
-from experiments.studies.study import Figures, Scale, Task
+from experiments.studies.study import Figures, Scale, Task, seeds_of
 from experiments.studies.study_claim import study_claim
 from experiments.studies.variant_quantities import QUANTITIES
 
@@ -58,7 +59,7 @@ class Ablation:
         axis: str,
         variants: Callable[[Scale], list[Variant]],
         quantities: Sequence[str] = ("capacity", "tokens_per_s"),
-        expected: Callable[[list[Row], Scale], list[Claim]] | None = None,
+        expected: Callable[[list[Row], str], list[Claim]] | None = None,
     ):
         """Keeps what is compared.
 
@@ -67,7 +68,7 @@ class Ablation:
           axis: what the labels are, such as `block size`.
           variants: all of them, at some scale.
           quantities: keys of `QUANTITIES` that are drawn and claimed.
-          expected: makes claims beside the plain numbers.
+          expected: makes claims beside the plain numbers, of rows and `mark`.
         """
         self._name, self._axis = name, axis
         self._variants, self._quantities = variants, quantities
@@ -75,7 +76,7 @@ class Ablation:
 
     def tasks(self, scale: Scale) -> list[Task]:
         """Returns one task for each variant and seed."""
-        seconds = max(_SECONDS * scale.time_share, _LEAST_SECONDS)
+        seconds = _seconds(scale)
         return [
             Task(
                 f"{variant.series}-{variant.label}-{seed}".replace(" ", "_"),
@@ -94,6 +95,7 @@ class Ablation:
 
     def claims(self, rows: list[Row], scale: Scale) -> list[Claim]:
         """Returns the numbers, then what is expected of them."""
+        mark = self.mark(scale)
         made = [
             study_claim(
                 f"{self._name}.{quantity}.{_words(variant.series)}"
@@ -103,14 +105,27 @@ class Ablation:
                 unit=QUANTITIES[quantity][1],
                 kind="predicted",
                 source=SOURCE,
-                scale=scale,
+                mark=mark,
             )
             for quantity in self._quantities
             for variant in self._variants(scale)
         ]
         if self._expected is not None:
-            made += self._expected(rows, scale)
+            made += self._expected(rows, mark)
         return made
+
+    def mark(self, scale: Scale) -> str:
+        """Returns what claims say of how much was run; never empty.
+
+        No trace is one of the paper's: their seconds are always said.
+        """
+        some = len(self._variants(scale))
+        whole = len(self._variants(dataclasses.replace(scale, grid=1.0)))
+        return scale.marked(
+            f"traces of {_seconds(scale):g} s",
+            f"{some} of {whole} variants" if some < whole else "",
+            scale.coarser,
+        )
 
     def draw(self, rows: list[Row], scale: Scale) -> Figures:
         """Draws each quantity against the labels."""
@@ -131,7 +146,11 @@ class Ablation:
             for quantity in self._quantities
         ]
         png = variant_figures.draw_variants(self._axis, panels)
-        return {f"{self._name}.png": (_caption(self._axis, scale), png)}
+        caption = (
+            f"Against {self._axis}; mean of {seeds_of(scale)}, bars from the lowest to "
+            f"the highest. {self.mark(scale).capitalize()}."
+        )
+        return {f"{self._name}.png": (caption, png)}
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +209,5 @@ def _words(text: str) -> str:
     return "_".join(text.lower().replace(",", "").replace("+", "").split())
 
 
-def _caption(axis: str, scale: Scale) -> str:
-    caption = f"Against {axis}; means of {len(scale.seeds)} seeds, bars from the "
-    caption += "lowest to the highest."
-    return f"{caption} {scale.mark.capitalize()}." if scale.mark else caption
+def _seconds(scale: Scale) -> float:
+    return max(_SECONDS * scale.time_share, _LEAST_SECONDS)

@@ -87,6 +87,31 @@ def test_claims_and_figures_of_rows_and_of_none(name):
             assert caption and png.startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_claim_says_how_long_its_traces_are(name):
+    study = load_study(name)
+    for scale, seconds in (
+        (QUICK, "quick: traces of 300 s"),
+        (FULL, "traces of 1800 s"),
+    ):
+        for claim in study.claims(rows_of(study, scale), scale):
+            assert seconds in claim["note"] and "paper's traces" not in claim["note"]
+        captions = [caption for caption, _ in study.draw([], scale).values()]
+        assert seconds.removeprefix("quick: ") in captions[0]
+
+
+def test_every_claim_says_what_else_was_cut_short():
+    def notes(name, scale):
+        study = load_study(name)
+        return {c["note"].rpartition(": ")[2] for c in study.claims([], scale)}
+
+    coarser = "capacities to 5%"
+    few = {f"traces of 300 s, 16 of 36 variants, {coarser}"}
+    assert notes("ablation_block_size", QUICK) == few
+    assert notes("ablation_victim", QUICK) == {f"traces of 300 s, {coarser}"}
+    assert notes("ablation_block_size", FULL) == {"traces of 1800 s"}
+
+
 @pytest.mark.parametrize(
     "name, claim, changes, holds",
     [

@@ -1,5 +1,6 @@
 """Figs 12, 14, 16 and 17: claims that hold and fail, figures, a search."""
 
+import dataclasses
 import json
 import math
 
@@ -85,6 +86,27 @@ def test_differences_within_the_spread_are_called_that():
     assert "differ by not more than the spread" in same
     assert "differ by more than the spread" in apart
     assert "quick: 0.1 of the paper's traces" in same
+
+
+def test_claims_and_captions_say_what_was_cut_short():
+    def marks(study, scale):
+        return {
+            claim["id"].split(".")[0]: claim["note"].rpartition("; ")[2]
+            for claim in study.claims([], scale)
+        }
+
+    found = marks(fig14, QUICK)
+    coarser = "of the paper's traces, capacities to 5%"
+    assert found["fig14a"].endswith(f"quick: 0.033 {coarser}")
+    assert found["fig14e"].endswith(f"quick: 0.017 {coarser}")
+    assert not any("quick" in mark or "full" in mark for mark in marks(fig14, FULL))
+    rough = dataclasses.replace(FULL, tolerance=0.1)
+    assert marks(fig16, rough)["fig16a"].endswith("full: capacities to 10%")
+    [(caption, _)] = fig14.draw([], QUICK).values()
+    assert f"Quick: 0.033 {coarser} (a, b, c)." in caption
+    assert f"Quick: 0.017 {coarser} (d, e, f)." in caption
+    [(caption, _)] = fig12.draw([], dataclasses.replace(QUICK, seeds=(0,))).values()
+    assert "mean of one seed" in caption and caption.endswith(f"Quick: 0.1 {coarser}.")
 
 
 def test_what_is_missing_does_not_hold():

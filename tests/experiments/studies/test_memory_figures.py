@@ -234,6 +234,19 @@ def test_a_preset_takes_part_of_the_block_sizes():
     assert block_sizes.sizes(FULL) == block_sizes.BLOCK_SIZES
 
 
+def test_claims_and_captions_of_a_coarser_grid_say_so():
+    mark = "quick: 5 of 9 block sizes"
+    for study, part in ((fig18b, "fig18b"), (fig19, "fig19b")):
+        notes = [c["note"] for c in study.claims([], QUICK) if part in c["id"]]
+        assert notes and all(note.endswith(mark) for note in notes)
+        assert not any("full" in c["note"] for c in study.claims([], FULL))
+        [(caption, _)] = study.draw(rows_of(study, latencies), QUICK).values()
+        assert mark in caption.lower()
+    # The times of Fig 19a are there for all sizes.
+    times = [c for c in fig19.claims([], QUICK) if "fig19a" in c["id"]]
+    assert times and not any("quick" in claim["note"] for claim in times)
+
+
 def latencies(settings):
     figure = numbers()["fig18b"]
     if "what" in settings:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from experiments.studies.seeds import Estimate, estimate, over_seeds, ratio
+from experiments.studies.seeds import (
+    Comparison,
+    Estimate,
+    compare,
+    estimate,
+    exact,
+    over_seeds,
+)
 
 
 def test_an_estimate_is_the_mean_and_the_range():
@@ -21,11 +28,36 @@ def test_only_ranges_that_lie_apart_differ():
     assert wide.differs(Estimate(1.3, 0.1, 3))
 
 
-def test_a_ratio_has_the_spread_of_both():
-    found = ratio(Estimate(4.0, 0.4, 3), Estimate(2.0, 0.0, 3))
-    assert found.mean == 2.0
-    assert found.spread == pytest.approx(0.2)
-    assert ratio(None, Estimate(1.0, 0.0, 3)) is None
+def test_a_comparison_has_the_spread_of_both():
+    found = compare(Estimate(4.0, 0.4, 3), Estimate(2.0, 0.0, 3))
+    assert found.ratio.mean == 2.0 and found.difference.mean == 2.0
+    assert found.ratio.spread == pytest.approx(0.2)
+    assert found.difference.spread == pytest.approx(0.4)
+    assert found.ratio.count == found.difference.count == 3
+    # A tenth of either is about 1.4 tenths of the ratio.
+    both = compare(Estimate(4.0, 0.4, 3), Estimate(2.0, 0.2, 3)).ratio
+    assert both.spread / both.mean == pytest.approx(0.1 * np.sqrt(2))
+
+
+def test_a_comparison_says_if_the_difference_exceeds_the_spread():
+    def words(*numbers):
+        return compare(*numbers).words
+
+    wide, near, far = (Estimate(m, s, 3) for m, s in ((1, 0.4), (1.2, 0.1), (1.3, 0.1)))
+    assert words(wide, far) == "the difference exceeds the spread over 3 seeds"
+    assert words(wide, near) == "the difference is within the spread over 3 seeds"
+    # What is random in neither has nothing to say; one seed does not suffice.
+    assert words(exact(1), exact(2)) == ""
+    assert words(exact(1), far) == "the difference exceeds the spread over 3 seeds"
+    assert "is not known" in words(far, Estimate(9.0, 0.0, 1))
+
+
+def test_what_is_missing_or_zero_gives_no_ratio():
+    one, none = Estimate(1.0, 0.5, 3), Estimate(0.0, 0.0, 3)
+    assert compare(None, one) == compare(one, None) == Comparison(None, None, "")
+    assert compare(one, none).ratio is None
+    assert compare(one, none).difference == Estimate(1.0, 0.5, 3)
+    assert compare(none, one).ratio == Estimate(0.0, 0.0, 3)
 
 
 def test_rows_are_chosen_by_their_settings():
@@ -36,3 +68,8 @@ def test_rows_are_chosen_by_their_settings():
     ]
     assert over_seeds(rows, lambda m: m["x"], system="vllm") == Estimate(1.0, 2.0, 3)
     assert over_seeds(rows, lambda m: m["x"], system="none") is None
+
+
+def test_rows_without_a_seed_depend_on_nothing_random():
+    rows = [{"cell": {"what": "model"}, "metrics": {"x": 2.0}}]
+    assert over_seeds(rows, lambda m: m["x"]) == exact(2.0)
