@@ -7,9 +7,9 @@ is not in the cost model, but for the copies of a swap (paper, section 7.2 and 7
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.simulator.systems import BLOCK_SIZE, SETUPS
-from experiments.studies.seeds import ratio
+from experiments.studies.seeds import compare
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import BASE, SOURCE, Ablation, Variant, of_variant
 
 TITLE = "Block size, workload and preemption"
@@ -44,17 +44,17 @@ def _variants(scale: Scale) -> list[Variant]:
 
 def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """Large blocks are left half empty: the more so, the shorter the sequences are."""
-    lost = {}
-    for dataset in _DATASETS:
-        small, large = (
+    found = {
+        dataset: [
             of_variant(rows, "capacity", f"{dataset}, recompute", size)
             for size in ("16", "256")
-        )
-        lost[dataset] = ratio(small, large)
+        ]
+        for dataset in _DATASETS
+    }
     made = [
-        study_claim(
+        compared_claim(
             f"{_NAME}.ratio.16_over_256.{dataset}",
-            found,
+            *pair,
             paper=None,
             at_least=1.0,
             unit="x, capacity",
@@ -62,13 +62,14 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
             source="SOSP'23, section 7.2",
             mark=mark,
         )
-        for dataset, found in lost.items()
+        for dataset, pair in found.items()
     ]
-    long, short = lost["sharegpt"], lost["alpaca"]
+    lost = {dataset: compare(*pair).ratio for dataset, pair in found.items()}
     made.append(
-        study_claim(
+        compared_claim(
             f"{_NAME}.alpaca_loses_more",
-            None if long is None or short is None else short.mean / long.mean,
+            lost["alpaca"],
+            lost["sharegpt"],
             paper=None,
             at_least=1.0,
             unit="x, of the two ratios",

@@ -3,9 +3,8 @@
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.studies.paper import NAMES
-from experiments.studies.seeds import ratio
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
 
 TITLE = "Burstiness of arrivals"
@@ -33,9 +32,10 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
             for system in ("vllm", "orca_max")
         )
         made.append(
-            study_claim(
+            compared_claim(
                 f"{_NAME}.ratio.vllm_over_max.{cv:g}",
-                ratio(ours, theirs),
+                ours,
+                theirs,
                 paper=None,
                 at_least=2.0,
                 unit="x",

@@ -8,9 +8,8 @@ that both are shown.
 
 from experiments.attribution import Row
 from experiments.claim import Claim
-from experiments.studies.seeds import ratio
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
 
 TITLE = "H100 and H200, Llama-3"
@@ -55,12 +54,10 @@ def _variants(scale: Scale) -> list[Variant]:
 def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """Does the paper's factor hold where memory is no longer as short?"""
     return [
-        study_claim(
+        compared_claim(
             f"{_NAME}.ratio.vllm_over_max.{setup}.{software.replace(' ', '_')}",
-            ratio(
-                of_variant(rows, "capacity", _series("vllm", software), label),
-                of_variant(rows, "capacity", _series("orca_max", software), label),
-            ),
+            of_variant(rows, "capacity", _series("vllm", software), label),
+            of_variant(rows, "capacity", _series("orca_max", software), label),
             paper=None,
             at_least=2.0,
             unit="x",

@@ -2,9 +2,8 @@
 
 from experiments.attribution import Row
 from experiments.claim import Claim
-from experiments.studies.seeds import ratio
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
 
 TITLE = "Bandwidth of the link to the host"
@@ -39,14 +38,14 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """The paper, section 7.3: with blocks of 16 the two are about equal."""
     again = of_variant(rows, "tokens_per_s", "recompute", "recompute")
     equal, fast = (
-        ratio(of_variant(rows, "tokens_per_s", "swap", label), again)
-        for label in ("1x", "4x")
+        of_variant(rows, "tokens_per_s", "swap", label) for label in ("1x", "4x")
     )
     unit = "x, output at full load"
     return [
-        study_claim(
+        compared_claim(
             f"{_NAME}.ratio.swap_over_recompute.1x",
             equal,
+            again,
             paper=None,
             near=1.0,
             unit=unit,
@@ -55,9 +54,10 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
             mark=mark,
             note="the paper compares times of a swap, not throughput",
         ),
-        study_claim(
+        compared_claim(
             f"{_NAME}.ratio.swap_over_recompute.4x",
             fast,
+            again,
             paper=None,
             at_least=1.0,
             unit=unit,

@@ -14,12 +14,12 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.simulator.systems import MAX_MODEL_LEN, MAX_SEQS
 from experiments.studies import technique_figures
-from experiments.studies.seeds import Estimate, estimate
+from experiments.studies.seeds import Estimate, estimate, exact
 from experiments.studies.shapley import shapley_factors, shares
 from experiments.studies.study import Figures, Scale, Task
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim, study_claim
 from experiments.studies.variant_quantities import QUANTITIES
-from experiments.studies.variants import SOURCE, Ablation, Variant, measure
+from experiments.studies.variants import SOURCE, Ablation, Variant, measure, of_variant
 
 TITLE = "What each technique contributes"
 
@@ -92,10 +92,8 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     return measure(settings)
 
 
-def factors_of(
-    rows: list[Row], workload: str, quantity: str
-) -> dict[str, Estimate] | None:
-    """Returns the factor of each technique, over the seeds; None if rows are missing.
+def factors_of(rows: list[Row], workload: str, quantity: str) -> list[dict[str, float]]:
+    """Returns the factor of each technique, for each seed; none if rows are missing.
 
     Args:
       rows: of this study.
@@ -103,7 +101,7 @@ def factors_of(
       quantity: `capacity` or `tokens_per_s`.
     """
     some = [row for row in rows if row["cell"]["series"] == workload]
-    found: dict[str, list[float]] = {name: [] for name in TECHNIQUES}
+    found: list[dict[str, float]] = []
     for seed in sorted({row["cell"]["seed"] for row in some}):
         values = {
             row["cell"]["label"]: row["metrics"][quantity]
@@ -111,15 +109,19 @@ def factors_of(
             if row["cell"]["seed"] == seed
         }
         if not {label(effective(s)) for s in subsets()} <= set(values):
-            return None
-        factors = shapley_factors(
-            TECHNIQUES,
-            lambda subset, values=values: values[label(effective(subset))],
+            return []
+        found.append(
+            shapley_factors(
+                TECHNIQUES,
+                lambda subset, values=values: values[label(effective(subset))],
+            )
         )
-        for name, factor in factors.items():
-            found[name].append(factor)
-    estimates = {name: estimate(values) for name, values in found.items()}
-    return {k: v for k, v in estimates.items() if v is not None} or None
+    return found
+
+
+def over_all(some: list[dict[str, float]]) -> dict[str, Estimate | None]:
+    """Returns a number of each technique, over the seeds; None if it is not known."""
+    return {name: estimate(one[name] for one in some) for name in TECHNIQUES}
 
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
@@ -134,52 +136,49 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
 def _factor_claims(
     rows: list[Row], mark: str, workload: str, quantity: str
 ) -> list[Claim]:
-    factors = factors_of(rows, workload, quantity)
-    made = []
+    per_seed = factors_of(rows, workload, quantity)
+    factors = over_all(per_seed)
+    split = over_all([{k: 100 * x for k, x in shares(one).items()} for one in per_seed])
     where = f"{quantity}.{workload.replace(', n = ', '_n')}"
-    about = QUANTITIES[quantity][0]
-
-    def add(id: str, found: Estimate | float | None, unit: str, **expected) -> None:
-        settings: dict[str, Any] = {"source": SOURCE} | expected
-        made.append(
-            study_claim(
-                f"{_NAME}.{id}",
-                found,
-                paper=None,
-                unit=unit,
-                kind="predicted",
-                mark=mark,
-                **settings,
-            )
-        )
-
-    split = None
-    if factors is not None:
-        split = shares({name: factor.mean for name, factor in factors.items()})
+    about = f"x, {QUANTITIES[quantity][0]}"
+    common: dict[str, Any] = {"paper": None, "kind": "predicted", "mark": mark}
+    made = []
     for name in TECHNIQUES:
         word = name.split()[0]
-        add(
-            f"factor.{word}.{where}",
-            None if factors is None else factors[name],
-            f"x, {about}",
-            note="geometric mean of its gains over all orders",
+        made.append(
+            compared_claim(
+                f"{_NAME}.factor.{word}.{where}",
+                factors[name],
+                exact(1.0),
+                unit=about,
+                source=SOURCE,
+                note="geometric mean of its gains over all orders; compared with 1",
+                **common,
+            )
         )
-        add(
-            f"share.{word}.{where}",
-            None if split is None else 100 * split[name],
-            "% of the whole gain's logarithm",
+        made.append(
+            study_claim(
+                f"{_NAME}.share.{word}.{where}",
+                split[name],
+                unit="% of the whole gain's logarithm",
+                source=SOURCE,
+                **common,
+            )
         )
-    whole = None
-    if factors is not None:
-        whole = 1.0
-        for factor in factors.values():
-            whole *= factor.mean
-    add(
-        f"factor.all.{where}",
-        whole,
-        f"x, {about}",
-        at_least=2.0,
-        source="SOSP'23, 2 to 4 times",
+    every, none = (
+        of_variant(rows, quantity, workload, label(some))
+        for some in (frozenset(TECHNIQUES), frozenset())
+    )
+    made.append(
+        compared_claim(
+            f"{_NAME}.factor.all.{where}",
+            every if per_seed else None,
+            none,
+            unit=about,
+            at_least=2.0,
+            source="SOSP'23, 2 to 4 times",
+            **common,
+        )
     )
     return made
 
@@ -187,11 +186,15 @@ def _factor_claims(
 def draw(rows: list[Row], scale: Scale) -> Figures:
     """Draws the eight ways, and the factors."""
     found = {
-        (workload, quantity): factors_of(rows, workload, quantity)
+        (workload, quantity): over_all(factors_of(rows, workload, quantity))
         for workload in WORKLOADS
         for quantity in _MEASURED
     }
-    known = {key: factors for key, factors in found.items() if factors is not None}
+    known = {
+        key: {name: one for name, one in factors.items() if one is not None}
+        for key, factors in found.items()
+        if None not in factors.values()
+    }
     figures = _study.draw(rows, scale)
     if known:
         caption = (

@@ -1,9 +1,14 @@
-"""Tokens of a step: whole prompts, or prompts in chunks, and how many at most."""
+"""Tokens of a step: whole prompts, or prompts in chunks, and how many at most.
+
+There is no limit on a chunk of its own: it is as much of a prompt as is left of the
+step's budget, once each decoding sequence has its token and earlier prompts have theirs
+(`paged_jax.chunks`). So the size of the chunks is varied by the budget.
+"""
 
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
 
 TITLE = "Token budget and chunked prompts"
@@ -34,14 +39,14 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
     """Smaller chunks hold the decoding sequences up for less."""
     small = of_variant(rows, "tpot_s", "in chunks", "256")
     whole = of_variant(rows, "tpot_s", "whole prompts", "2048")
-    ratio = None if small is None or whole is None else whole.mean / small.mean
     return [
-        study_claim(
+        compared_claim(
             f"{_NAME}.tpot_ratio.whole_over_chunks",
-            ratio,
+            whole,
+            small,
             paper=None,
             at_least=1.0,
-            unit="x, time between tokens, whole prompts over chunks of 256",
+            unit="x, time between tokens, whole prompts over chunks (budget 2048, 256)",
             kind="predicted",
             source=SOURCE,
             mark=mark,

@@ -3,7 +3,7 @@
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
 from experiments.studies.victims import RULES
 
@@ -27,11 +27,11 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
         of_variant(rows, "latency_p99_s", "recompute", label)
         for label in ("latest arrival", "earliest arrival")
     )
-    ratio = None if first is None or other is None else other.mean / first.mean
     return [
-        study_claim(
+        compared_claim(
             f"{_NAME}.p99_ratio.earliest_over_latest",
-            ratio,
+            other,
+            first,
             paper=None,
             at_least=1.0,
             unit="x, 99th percentile of normalized latency",

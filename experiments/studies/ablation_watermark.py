@@ -2,6 +2,7 @@
 
 from experiments.attribution import Row
 from experiments.claim import Claim
+from experiments.studies.seeds import compare
 from experiments.studies.study import Scale
 from experiments.studies.study_claim import study_claim
 from experiments.studies.variants import SOURCE, Ablation, Variant, of_variant
@@ -31,17 +32,18 @@ def _expected(rows: list[Row], mark: str) -> list[Claim]:
     none, some = (
         of_variant(rows, "preempted", "sharegpt", label) for label in ("0%", "5%")
     )
-    fewer = None if none is None or some is None else none.mean - some.mean
+    found = compare(none, some)
     return [
         study_claim(
             f"{_NAME}.fewer_preemptions.vllm.sharegpt",
-            fewer,
+            found.difference,
             paper=None,
             at_least=0.0,
             unit="preemptions for each 100 iterations, 5% against none",
             kind="predicted",
             source=SOURCE,
             mark=mark,
+            note=found.words,
         )
     ]
 

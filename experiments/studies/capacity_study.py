@@ -15,12 +15,12 @@ from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.simulator.capacity import crossing, find_capacity
 from experiments.simulator.results import Results
-from experiments.studies.panels import GUESSES, Panel
+from experiments.studies.panels import BEAMS_ASSUMED, GUESSES, Panel
 from experiments.studies.paper import SOURCE, numbers
-from experiments.studies.seeds import Estimate, estimate, over_seeds, ratio
+from experiments.studies.seeds import Estimate, estimate, over_seeds
 from experiments.studies.serve import serve_at
 from experiments.studies.study import Scale, Task
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim, study_claim
 
 # Seconds a token.
 THRESHOLD = 0.5
@@ -229,27 +229,23 @@ def _ratio_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Claim]:
     for system in panel.systems:
         if system == "vllm":
             continue
-        theirs = capacities(rows, system=system)
-        note = "capacities at 0.5 s/token"
-        if ours is not None and theirs is not None:
-            differs = "more" if ours.differs(theirs) else "not more"
-            note += f", which differ by {differs} than the spread over the seeds"
-        paper = None
+        note, paper = "capacities at 0.5 s/token", None
         if panel.name == "fig12a":
             capacity = numbers()["fig12a"]["capacity"]
             paper = capacity["vllm"] / capacity[system]
             note += "; the paper's number is that of its drawn lines"
         made.append(
-            study_claim(
+            compared_claim(
                 f"{panel.name}.ratio.vllm_over_{system.removeprefix('orca_')}",
-                ratio(ours, theirs),
+                ours,
+                capacities(rows, system=system),
                 paper=paper,
                 at_least=LEAST_RATIO,
                 unit="x",
                 kind=_kind(panel),
                 source=f"{SOURCE}, 2 to 4 times the throughput at the same latency",
                 mark=mark_of(panel, scale),
-                note=note,
+                note=_note(panel, note),
             )
         )
     return made
@@ -269,6 +265,7 @@ def _utilization_claims(panel: Panel, rows: list[Row], scale: Scale) -> list[Cla
                 source="vLLM wastes next to nothing"
                 if judged
                 else f"{SOURCE} {_figure(panel)}",
+                note=_note(panel),
                 mark=mark_of(panel, scale),
                 at_least=95.0 if judged else None,
             )
@@ -297,8 +294,13 @@ def _claim(
         kind=_kind(panel),
         source=f"{SOURCE} {_figure(panel)}",
         mark=mark_of(panel, scale),
-        note=note,
+        note=_note(panel, note),
     )
+
+
+def _note(panel: Panel, note: str = "") -> str:
+    assumed = BEAMS_ASSUMED if panel.beam_width > 1 else ""
+    return "; ".join(filter(None, (note, assumed)))
 
 
 def _kind(panel: Panel) -> str:

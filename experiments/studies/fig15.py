@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.figures import BLUE, STYLE, to_png
+from experiments.studies.panels import BEAMS_ASSUMED
 from experiments.studies.paper import SOURCE, numbers
 from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.serve import serve
@@ -25,7 +26,7 @@ _RATES = {"alpaca": 20.0, "sharegpt": 2.0}
 _SECONDS, _FROM = 900, 300
 _NOTES = {
     "parallel": "lengths of prompt and output drawn apart; there they are one text's",
-    "beam": "beams part as a small model's did, on texts of our own",
+    "beam": BEAMS_ASSUMED,
 }
 
 

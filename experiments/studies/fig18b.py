@@ -23,6 +23,7 @@ from experiments.studies.block_sizes import (
     sizes,
 )
 from experiments.studies.paper import SOURCE, numbers
+from experiments.studies.seeds import Estimate, compare
 from experiments.studies.serve import serve
 from experiments.studies.study import Figures, Scale, Task, seeds_of
 from experiments.studies.study_claim import study_claim
@@ -59,16 +60,17 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                 )
             )
         some = {size: paper[size] for size in sizes(scale) if paper}
+        best, words = _best(rows, dataset, scale)
         made.append(
             study_claim(
                 f"fig18b.best_block.{dataset}",
-                _best(rows, dataset, scale),
+                best,
                 paper=min(some, key=some.__getitem__) if some else None,
                 unit="tokens in a block",
                 kind="predicted",
                 source=f"{SOURCE} Fig 18b",
                 mark=mark_of(scale),
-                note=f"of {', '.join(map(str, sizes(scale)))}",
+                note=f"of {', '.join(map(str, sizes(scale)))}{words}",
             )
         )
     return made
@@ -79,10 +81,32 @@ def _paper(dataset: str) -> dict[int, float]:
     return dict(zip(figure["block_size"], figure.get(dataset, ())))
 
 
-def _best(rows: list[Row], dataset: str, scale: Scale) -> float | None:
+def _best(rows: list[Row], dataset: str, scale: Scale) -> tuple[Estimate | None, str]:
+    """Returns the block size of the least latency, and how the next best compares.
+
+    The size is that of the mean latencies; its spread, that of the best of each seed.
+    """
+    found = _latencies(rows, dataset, scale)
+    if not found:
+        return None, ""
+    best, *others = sorted(found, key=lambda size: found[size].mean)
+    seeds = {row["cell"]["seed"] for row in rows}
+    each = []
+    for seed in seeds:
+        of_seed = [row for row in rows if row["cell"]["seed"] == seed]
+        some = _latencies(of_seed, dataset, scale)
+        if some:
+            each.append(min(some, key=lambda size, some=some: some[size].mean))
+    words = ""
+    if others:
+        compared = compare(found[others[0]], found[best])
+        words = f"; the next best is {others[0]}: {compared.words}"
+    return Estimate(float(best), float(max(each) - min(each)), len(each)), words
+
+
+def _latencies(rows: list[Row], dataset: str, scale: Scale) -> dict[int, Estimate]:
     found = {size: latency(rows, dataset, size) for size in sizes(scale)}
-    means = {size: one.mean for size, one in found.items() if one is not None}
-    return float(min(means, key=means.__getitem__)) if means else None
+    return {size: one for size, one in found.items() if one is not None}
 
 
 def draw(rows: list[Row], scale: Scale) -> Figures:

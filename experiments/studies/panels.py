@@ -5,6 +5,8 @@ from typing import NamedTuple
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.systems import SETUPS
 
+# Of every number of beam searches (`simulator.beams`).
+BEAMS_ASSUMED = "assumed: beams part as those of SmolLM2-135M did, on texts of our own"
 _BASIC = ("vllm", "orca_oracle", "orca_pow2", "orca_max")
 
 

@@ -97,17 +97,13 @@ def compare(first: Estimate | None, second: Estimate | None) -> Comparison:
         mean = first.mean / second.mean
         spread = math.hypot(first.spread, mean * second.spread) / abs(second.mean)
         ratio = Estimate(mean, spread, count)
+    return Comparison(ratio, difference, _words(first, second, count))
+
+
+def _words(first: Estimate, second: Estimate, count: int) -> str:
     if count == 0:
-        words = ""
-    elif count == 1:
-        words = "one seed: whether the difference exceeds the spread is not known"
-    elif first.differs(second):
-        words = f"the difference exceeds the spread over {count} seeds"
-    else:
-        words = f"the difference is within the spread over {count} seeds"
-    return Comparison(ratio, difference, words)
-
-
-def ratio(over: Estimate | None, under: Estimate | None) -> Estimate | None:
-    """Returns a ratio; its spread is what those of the two allow, to first order."""
-    return compare(over, under).ratio
+        return ""
+    if count == 1:
+        return "one seed: whether the difference exceeds the spread is not known"
+    how = "exceeds" if first.differs(second) else "is within"
+    return f"the difference {how} the spread over {count} seeds"

@@ -1,7 +1,9 @@
 """Claims of studies: a number over seeds beside the paper's."""
 
+from typing import Any
+
 from experiments.claim import Claim, claim
-from experiments.studies.seeds import Estimate, exact
+from experiments.studies.seeds import Estimate, compare, exact
 from experiments.studies.study import Scale
 
 # How far from the paper a number may be (issue and docs/reproduction.md): counted in
@@ -59,7 +61,7 @@ def study_claim(
         expected = {"near": wanted, "tolerance": tolerance}
     notes = (
         note,
-        _of_seeds(number) if number else "",
+        _of_seeds(number, paper) if number else "",
         scale.mark if scale else "",
         mark,
     )
@@ -77,9 +79,35 @@ def study_claim(
     )
 
 
-def _of_seeds(number: Estimate) -> str:
+def compared_claim(
+    id: str,
+    first: Estimate | None,
+    second: Estimate | None,
+    *,
+    note: str = "",
+    **expected: Any,
+) -> Claim:
+    """Returns a claim about the ratio of two numbers, which says if they differ.
+
+    Args:
+      id: as in `study_claim`.
+      first: the one; None if it is missing.
+      second: that it is divided by.
+      note: what a reader should know.
+      expected: what else `study_claim` takes.
+    """
+    found = compare(first, second)
+    note = "; ".join(filter(None, (note, found.words)))
+    return study_claim(id, found.ratio, note=note, **expected)
+
+
+def _of_seeds(number: Estimate, paper: float | None) -> str:
     if number.count == 0:
         return ""
     if number.count == 1:
-        return "one seed: how far others are apart is not known"
-    return f"mean of {number.count} seeds, spread {number.spread:.3g}"
+        return "one seed: no spread is known"
+    words = f"mean of {number.count} seeds, spread {number.spread:.3g}"
+    if paper is None:
+        return words
+    how = "exceeds" if number.differs(exact(paper)) else "is within"
+    return f"{words}; the deviation from the paper {how} it"

@@ -78,7 +78,12 @@ def test_claims_and_figures_of_rows_and_of_none(name):
     rows = rows_of(study)
     full, empty = by_id(study.claims(rows, QUICK)), by_id(study.claims([], QUICK))
     assert list(full) == list(empty) and all(id.startswith(name) for id in full)
-    assert all(claim["measured"] is not None for claim in full.values())
+    # Of no gain there are no shares.
+    assert all(
+        claim["measured"] is not None or f"{name}.share." in id
+        for id, claim in full.items()
+    )
+    assert all(claim["seeds"] == 3 for id, claim in full.items() if ".share." not in id)
     assert all(claim["measured"] is None for claim in empty.values())
     assert not any(claim["holds"] for claim in empty.values())
     assert any(claim["holds"] is not None for claim in full.values())
@@ -148,6 +153,43 @@ def test_expectations_hold_and_fail(name, claim, changes, holds):
     assert found[claim]["holds"] is holds
 
 
+@pytest.mark.parametrize("seed_0, words", [(1.0, "exceeds"), (4.0, "is within")])
+@pytest.mark.parametrize(
+    "id, quantity, variant",
+    [
+        ("watermark.fewer_preemptions.vllm.sharegpt", "preempted", "sharegpt-0%"),
+        (
+            "victim.p99_ratio.earliest_over_latest",
+            "latency_p99_s",
+            "recompute-latest_arrival",
+        ),
+        ("burstiness.ratio.vllm_over_max.4", "capacity", "Orca_(Max)-4"),
+        ("token_budget.tpot_ratio.whole_over_chunks", "tpot_s", "in_chunks-256"),
+        ("block_size.ratio.16_over_256.alpaca", "capacity", "alpaca,_recompute-256"),
+        ("block_size.alpaca_loses_more", "capacity", "alpaca,_recompute-256"),
+        ("swap_bandwidth.ratio.swap_over_recompute.4x", "tokens_per_s", "swap-4x"),
+        ("techniques.factor.all.capacity.sharegpt", "capacity", "sharegpt-none"),
+    ],
+)
+def test_comparisons_say_if_the_difference_exceeds_the_spread(
+    id, quantity, variant, seed_0, words
+):
+    name = f"ablation_{id.split('.')[0]}"
+    study, count = load_study(name), 0
+    rows = rows_of(study, FULL)
+    for task, row in zip(study.tasks(FULL), rows, strict=True):
+        if task.key.startswith(f"{variant}-"):
+            number = QUANTITIES[quantity] * (
+                0.5 if task.settings["seed"] else 0.5 * seed_0
+            )
+            row["metrics"] = row["metrics"] | {quantity: number}
+            count += 1
+    assert count == 3
+    found = by_id(study.claims(rows, FULL))[f"ablation_{id}"]
+    assert f"the difference {words} the spread over 3 seeds" in found["note"]
+    assert found["seeds"] == 3 and (found["spread"] > 0) is (seed_0 > 1)
+
+
 subset_values = st.lists(st.floats(0.1, 100), min_size=8, max_size=8)
 
 
@@ -200,6 +242,11 @@ def test_the_factors_of_the_techniques_are_claimed():
     assert share == pytest.approx(100 * math.log(3) / math.log(6))
     whole = found[f"{name}.factor.all.capacity.sharegpt"]
     assert whole["measured"] == pytest.approx(6.0) and whole["holds"]
+    assert (whole["spread"], whole["seeds"]) == (0, 3)
+    assert "the difference exceeds the spread" in whole["note"]
+    sharing = found[f"{name}.factor.sharing.capacity.sharegpt"]
+    assert sharing["measured"] == pytest.approx(1.0)
+    assert "compared with 1; the difference" in sharing["note"]
     # All ways give the same tokens a second: nothing is gained.
     assert found[f"{name}.factor.all.tokens_per_s.sharegpt"]["holds"] is False
 

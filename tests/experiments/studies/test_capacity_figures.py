@@ -83,9 +83,26 @@ def test_differences_within_the_spread_are_called_that():
     same, apart = (
         found[f"fig12a.ratio.vllm_over_{base}"]["note"] for base in ("oracle", "max")
     )
-    assert "differ by not more than the spread" in same
-    assert "differ by more than the spread" in apart
+    assert "the difference is within the spread over 3 seeds" in same
+    assert "the difference exceeds the spread over 3 seeds" in apart
     assert "quick: 0.1 of the paper's traces" in same
+
+
+def test_of_one_seed_nothing_is_said_to_exceed_a_spread():
+    rows = [r for r in rows_of(PAPER) if r["cell"]["seed"] == 0]
+    for claim in fig12.claims(rows, dataclasses.replace(FULL, seeds=(0,))):
+        if claim["measured"] is not None:
+            assert (claim["seeds"], claim["spread"]) == (1, None)
+            assert (
+                "one seed" in claim["note"]
+                and "exceeds the spread over" not in (claim["note"])
+            )
+
+
+def test_beams_are_said_to_rest_on_an_assumption():
+    for claim in fig14.claims([], FULL):
+        beams = claim["id"].split(".")[0] in ("fig14d", "fig14e", "fig14f")
+        assert ("assumed: beams part as" in claim["note"]) is beams
 
 
 def test_claims_and_captions_say_what_was_cut_short():

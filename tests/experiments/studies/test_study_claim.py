@@ -5,7 +5,7 @@ import pytest
 from experiments.studies.base_config import PRESETS
 from experiments.studies.seeds import Estimate, exact
 from experiments.studies.study import Scale
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim, study_claim
 
 
 def make(found, *, paper=None, **given):
@@ -19,7 +19,7 @@ def make(found, *, paper=None, **given):
     [
         (Estimate(2.0, 0.25, 3), 0.25, 3, "mean of 3 seeds, spread 0.25"),
         (Estimate(2.0, 0.0, 3), 0.0, 3, "mean of 3 seeds, spread 0"),
-        (Estimate(2.0, 0.0, 1), None, 1, "one seed: how far others are apart"),
+        (Estimate(2.0, 0.0, 1), None, 1, "one seed: no spread is known"),
         (exact(2.0), None, None, ""),
         (2.0, None, None, ""),
         (None, None, None, ""),
@@ -51,6 +51,31 @@ def test_what_is_expected_may_be_another_than_the_papers_number(
     assert made["paper"] == 1.76
     assert (made["expected"], made["relation"]) == (expected, relation)
     assert made["holds"] is holds
+
+
+@pytest.mark.parametrize(
+    "spread, words", [(0.5, "the paper is within it"), (0.3, "the paper exceeds it")]
+)
+def test_the_deviation_from_the_paper_stands_beside_the_spread(spread, words):
+    made = make(Estimate(2.0, spread, 3), paper=2.2)
+    assert made["note"].endswith(f"; the deviation from {words}")
+    assert "deviation" not in make(Estimate(2.0, spread, 3))["note"]
+    assert "deviation" not in make(Estimate(2.0, 0.0, 1), paper=2.2)["note"]
+
+
+def test_a_comparison_is_a_ratio_with_its_spread_and_in_words():
+    def compared(*pair):
+        return compared_claim(
+            "x.y", *pair, paper=None, at_least=2.0, unit="x", kind="predicted",
+            source="s", note="of two",
+        )  # fmt: skip
+
+    made = compared(Estimate(4.0, 0.4, 3), Estimate(2.0, 0.0, 3))
+    assert (made["measured"], made["seeds"], made["holds"]) == (2.0, 3, True)
+    assert made["spread"] == pytest.approx(0.2)
+    assert made["note"].startswith("of two; the difference exceeds the spread over 3")
+    missing = compared(Estimate(4.0, 0.4, 3), None)
+    assert missing["measured"] is None and missing["note"] == "of two"
 
 
 def test_what_was_cut_short_is_said():
