@@ -10,7 +10,6 @@ from experiments.errors import UserError
 from experiments.simulator.beams import Searches, draw_searches, recorded_parents
 from experiments.simulator.evaluate import draw_trace
 from experiments.simulator.run import make_program, simulate
-from experiments.simulator.sharing import block_saving
 from experiments.simulator.trace import Trace, pieces
 from paged_jax import EngineConfig, SamplingParams
 from paged_jax.step_log import Field
@@ -276,11 +275,3 @@ def test_what_is_recorded_begins_with_the_prompt(width):
 def test_what_cannot_be_repeated_is_said(call, message):
     with pytest.raises(UserError, match=re.escape(message)):
         call()
-
-
-@pytest.mark.long
-def test_beams_save_more_blocks_than_samples_do():
-    load = dict(rate=20.0, seconds=30.0, window=(5, 30))
-    samples, beams = block_saving(n=2, **load), block_saving(beam_width=2, **load)
-    assert 0.05 < samples < 0.09
-    assert 0.25 < beams < 0.5  # no two beams can share more than all

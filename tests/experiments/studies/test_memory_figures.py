@@ -236,6 +236,18 @@ def test_fig_15_holds_within_a_point_and_its_ranges_are_of_their_ends():
     assert is_png(fig15.draw(rows, QUICK)["fig15.png"][1])
 
 
+@pytest.mark.long
+def test_beams_save_more_blocks_than_samples_do():
+    tasks = {task.key: task.settings for task in fig15.tasks(QUICK)}
+    samples, beams = (
+        fig15.run(tasks[f"alpaca-{method}-2-0"] | {"seconds": 30, "window": [5, 30]})
+        for method in ("parallel", "beam")
+    )
+    assert 0.05 < samples["block_saving"] < 0.09
+    # No two beams can share more than all.
+    assert 0.25 < beams["block_saving"] < 0.5
+
+
 # Figs 18b and 19.
 
 
