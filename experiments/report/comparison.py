@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 from experiments import tables
 from experiments.errors import UserError
-from experiments.report.claim_lines import difference, expected
+from experiments.report.claim_lines import difference, expected, measured
 from experiments.report.run_record import RunRecord, is_number, label, leaves
+from experiments.report.seed_changes import exceeds_spread, seed_changes
+from experiments.studies.seeds import Estimate
 
 # Shown first, for each cell; all others are below.
 _MAIN = (
@@ -19,6 +21,8 @@ _MAIN = (
     "block_saving",
 )
 _FEWEST_MAIN = 2
+# Of a claim, what an estimate is made of.
+_OVER_SEEDS = ("measured", "spread", "seeds")
 # How claims stand to each other, in the order in which they are shown. A claim holds,
 # does not, or reports a number that nothing is expected of; or it is not there.
 _HOLDS, _FAILS, _REPORTS, _ABSENT = "holds", "does not hold", "reports", "absent"
@@ -100,6 +104,7 @@ def compare(before: RunRecord, after: RunRecord) -> dict[str, Any]:
     columns = _main_metrics(pairs)
     return {
         "pairs": pairs,
+        "seeds": seed_changes(before.rows, after.rows),
         "columns": [_words(name) for name in columns],
         "overview": [
             (pair.label, [pair.ratios.get(name, "–") for name in columns])
@@ -120,8 +125,8 @@ def compare_claims(
     """Returns the claims of two runs by id, those that changed first.
 
     Each has `id`, `unit`, `expected`, `before` and `after` (claims or None), their
-    numbers `old` and `new`, `difference`, `standing`, and `changed`: whether one holds
-    and the other does not.
+    numbers `old` and `new`, `difference`, `exceeds` (see `exceeds_spread`), `standing`,
+    and `changed`: whether one holds and the other does not.
     """
     old = {claim["id"]: claim for claim in before}
     new = {claim["id"]: claim for claim in after}
@@ -139,15 +144,23 @@ def compare_claims(
                 "expected": expected(shown),
                 "before": a,
                 "after": b,
-                "old": tables.number(a["measured"]) if a else "–",
-                "new": tables.number(b["measured"]) if b else "–",
+                "old": measured(a) if a else "–",
+                "new": measured(b) if b else "–",
                 "difference": difference(a and a["measured"], b and b["measured"]),
+                "exceeds": exceeds_spread(_estimate(a), _estimate(b)),
                 "standing": _STANDINGS[standing],
                 "changed": standing in ((_HOLDS, _FAILS), (_FAILS, _HOLDS)),
                 "order": order.index(standing),
             }
         )
     return sorted(found, key=lambda claim: claim["order"])
+
+
+def _estimate(claim: dict[str, Any] | None) -> Estimate | None:
+    """Returns the number of a claim with its spread; None if that is not known."""
+    if claim is None or not all(map(is_number, map(claim.get, _OVER_SEEDS))):
+        return None
+    return Estimate(*(claim[key] for key in _OVER_SEEDS))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:

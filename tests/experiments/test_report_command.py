@@ -11,6 +11,9 @@ from experiments.report.__main__ import main
 from experiments.report.comparison import compare_claims, differences
 from experiments.report.pages import render_comparison
 from experiments.report.run_record import RunRecord, read_run
+from experiments.report.seed_changes import exceeds_spread, seed_changes
+from experiments.studies.seeds import Estimate, exact
+from experiments.studies.study_claim import study_claim
 
 
 @pytest.fixture
@@ -130,6 +133,74 @@ def test_claims_are_compared_by_their_ids():
     assert [c["difference"] for c in found] == [
         "−2 (−66.7%)", "+1 (+100%)", "–", "–", "+1 (+33.3%)"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "before, after, exceeds",
+    [
+        (Estimate(1.0, 0.2, 3), Estimate(1.3, 0.2, 3), "yes"),
+        (Estimate(1.0, 0.4, 3), Estimate(1.2, 0.1, 3), "no"),
+        (Estimate(1.0, 0.2, 3), Estimate(9.0, 0.0, 1), "–"),
+        (exact(1.0), exact(2.0), "–"),
+        (None, exact(2.0), "–"),
+    ],
+)
+def test_a_change_is_compared_with_the_spread(before, after, exceeds):
+    def make(found):
+        return study_claim(
+            "a", found, paper=None, unit="x", kind="predicted", source="s"
+        )
+
+    assert exceeds_spread(before, after) == exceeds
+    [found] = compare_claims([make(before)], [make(after)])
+    assert found["exceeds"] == exceeds
+    assert ("±" in found["old"]) is (before is not None and before.count > 1)
+
+
+def seeded(*, slower, calmer):
+    """A summary of two systems, three seeds each."""
+    rows = [
+        {
+            "label": f"{system}-{seed}",
+            "cell": {"system": system, "seed": seed},
+            "metrics": {
+                "rate": (1 - slower) * (10 + seed),
+                "waste": {"internal": (1 - calmer) * (1 + 0.01 * seed)},
+                "steps": 7,
+                "curve": [1],
+            },
+        }
+        for system in ("ft", "vllm")
+        for seed in range(3)
+    ]
+    return {"experiment": "e", "rows": rows, "claims": []}
+
+
+def test_means_over_seeds_are_compared_with_their_spread(folder, tmp_path):
+    paths = (
+        folder("a", seeded(slower=0.0, calmer=0.0)),
+        folder("b", seeded(slower=0.1, calmer=0.1)),
+    )
+    runs = [read_run(path) for path in paths]
+    ft, vllm = seed_changes(runs[0].rows, runs[1].rows)
+    assert (ft.label, vllm.label, ft.seeds) == ("ft", "vllm", "3 seeds")
+    # 11 ± 1 and 9.9 ± 0.9; 1.01 ± 0.01 and 0.909 ± 0.009; the steps are the same.
+    assert [tuple(line) for line in ft.lines] == [
+        ("rate", "11", "9.9", "−1.1 (−10%)", "no"),
+        ("waste.internal", "1.01", "0.909", "−0.101 (−10%)", "yes"),
+    ]
+    out = tmp_path / "o.html"
+    assert main([*map(str, paths), "--compare", f"--out={out}"]) == 0
+    html = out.read_text("utf-8")
+    assert_self_contained(html)
+    assert "ft (3 seeds): 2 differ, 1 by more than the spread" in html
+
+
+def test_one_seed_has_no_means_to_compare(folder):
+    summary = seeded(slower=0.0, calmer=0.0)
+    one = summary | {"rows": [r for r in summary["rows"] if not r["cell"]["seed"]]}
+    assert seed_changes(one["rows"], summary["rows"]) == []
+    assert seed_changes(study()["rows"], study()["rows"]) == []
 
 
 def test_settings_that_differ_are_named_with_both_values():
