@@ -1,5 +1,7 @@
 """Claims about sharing: the paper's figures 15 (saved blocks) and 16 (prefixes)."""
 
+from typing import Any
+
 from experiments.attribution import Row, find, ratio
 from experiments.claim import PAPER, Claim, claim, nothing_compiled, tokens_equal
 from experiments.token_check import Difference
@@ -149,7 +151,7 @@ def saving(kind: str, size: int, row: Row | None) -> Claim:
             for side in ("input_tokens", "output_tokens")
         )
         note += f"; prompts of {inputs:.1f} and outputs of {outputs:.1f} tokens"
-    expected = (
+    expected: dict[str, Any] = (
         {"at_least": 0.0}
         if known is None
         else {"near": known, "tolerance": _SAVING_TOLERANCE[kind]}
