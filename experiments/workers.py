@@ -18,10 +18,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LAUNCHERS = ("processes", "ray")
-# XLA's threads would take the cores of other workers.
+# XLA's threads would take the cores of other workers, and loops of small operations, as
+# the simulator's, take twice as long with several. The variable is how many it makes.
 _ONE_THREAD = (
     "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=1"
 )
+_THREADS = {"NPROC": "1"}
 
 
 def count_cores() -> int:
@@ -70,7 +72,7 @@ def _in_processes(
     # Not forked: JAX has threads.
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_environment(XLA_FLAGS=_with_flags(), JAX_PLATFORMS="cpu"))
+        stack.enter_context(_environment(**_variables()))
         pool = concurrent.futures.ProcessPoolExecutor(
             min(workers, len(todo)),
             mp_context=context,
@@ -106,9 +108,7 @@ def _on_ray(
         local: dict[str, Any] = {} if cluster else {"num_cpus": workers or None}
         ray.init(include_dashboard=False, log_to_driver=False, **local)
     try:
-        variables = {
-            "XLA_FLAGS": _with_flags(),
-            "JAX_PLATFORMS": "cpu",
+        variables = _variables() | {
             # The function is imported there, from the same places if they exist.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
@@ -145,8 +145,10 @@ def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:
         process.join()
 
 
-def _with_flags() -> str:
-    return f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
+def _variables() -> dict[str, str]:
+    """Returns the environment of a worker."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
+    return {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | _THREADS
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def evaluate(
         n=trace.n if width == 1 else 1,
         beam_width=width,
         prefixes=int(prefix_len > 0),
-        **({} if slots is None else {"slots": slots}),
+        slots=slots,
         **changes,
     )
     program = systems.program(system, setup, config)

@@ -75,6 +75,12 @@ class RequestSlots:
         return self._next is None
 
     @property
+    def most_admitted(self) -> int:
+        """Requests of the queue that a step can admit at most: all rows, if free."""
+        config = self._program.config
+        return config.max_seqs // (self._n if config.groups else 1)
+
+    @property
     def is_done(self) -> bool:
         """Whether all requests have come, and ended."""
         return self.is_last and bool((self._request < 0).all())

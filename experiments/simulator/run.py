@@ -213,7 +213,13 @@ def simulate(
                 f"engine.max_requests is {config.max_requests}, and as many sequences "
                 "have arrived and not ended while more arrive; raise it"
             )
-        state = _run(program, state, jnp.int32(most), jnp.bool_(host.is_last))
+        state = _run(
+            program,
+            state,
+            jnp.int32(most),
+            jnp.bool_(host.is_last),
+            jnp.int32(host.most_admitted),
+        )
         totals += np.asarray(state.totals, np.float64)
         # Buffers of their own: the state is donated.
         state = dataclasses.replace(state, totals=jnp.zeros(NUM_TOTALS, jnp.float32))
@@ -250,7 +256,9 @@ def _hold_prefix(
     scheduler = enter_prefix(config, state.scheduler, num_tokens)
     state = dataclasses.replace(state, scheduler=scheduler)
     # A token a step at least, and then it is held and nothing is left to do.
-    state = _run(program, state, jnp.int32(num_tokens + 1), jnp.bool_(True))
+    state = _run(
+        program, state, jnp.int32(num_tokens + 1), jnp.bool_(True), jnp.int32(1)
+    )
     if config.log_length > 1:
         state = _take_log(state, log)
     row = row_of_prefix(config, state.scheduler)

@@ -211,6 +211,7 @@ def simulate_steps(
     state: SimulatorState,
     max_steps: jax.Array,
     last: jax.Array,
+    most_admitted: jax.Array,
 ) -> SimulatorState:
     """Takes steps until nothing is left to do, or the host has to bring requests.
 
@@ -221,6 +222,7 @@ def simulate_steps(
       last: bool[], whether no more requests will come. If more do, the loop ends
         before a step by whose start another one may have arrived; but goes on while
         more wait than a step can admit, since those who come last stand behind them.
+      most_admitted: i32[], requests of the queue that a step can admit at most.
     """
 
     def goes_on(carry) -> jax.Array:
@@ -238,7 +240,7 @@ def simulate_steps(
         known = ~not_after(horizon, _next_start(state)) & (pending.count > 0)
         # If not, all that are pending have arrived.
         waiting = state.scheduler.queue.count + pending.count
-        known |= waiting > program.config.max_seqs
+        known |= waiting > most_admitted
         return (taken < max_steps) & left & (last | known)
 
     def body(carry):

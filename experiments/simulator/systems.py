@@ -73,7 +73,7 @@ def engine_config(
     dataset: str = "sharegpt",
     n: int = 1,
     beam_width: int = 1,
-    slots: int = 8192,
+    slots: int | None = None,
     prefixes: int = 0,
     **changes: Any,
 ) -> EngineConfig:
@@ -93,7 +93,8 @@ def engine_config(
       dataset: `sharegpt` or `alpaca`, for `ft`.
       n: sequences of a request.
       beam_width: beams of a search; a request for n sequences has 1.
-      slots: sequences that the simulator holds at once.
+      slots: sequences that the simulator holds at once; None: enough for a trace of
+        any length (see `_slots`), whatever its load.
       prefixes: that are registered, 0 or 1; `vllm` alone shares them.
       changes: other settings of the engine.
 
@@ -115,7 +116,7 @@ def engine_config(
         num_blocks=setup.num_blocks,
         max_model_len=MAX_MODEL_LEN,
         max_seqs=seqs,
-        max_requests=slots,
+        max_requests=_slots(several) if slots is None else slots,
         max_prefixes=prefixes if system == "vllm" else 0,
         max_n=n,
         max_beam_width=beam_width,
@@ -128,6 +129,15 @@ def engine_config(
         sharing=system == "vllm",
     )
     return EngineConfig(**(rules | changes))
+
+
+def _slots(several: int) -> int:
+    """Returns how many sequences the simulator holds at once.
+
+    Twice as many as can run would do. More make the host's looks rarer; but of requests
+    with several sequences each step looks through all slots for those of one.
+    """
+    return 4 * MAX_SEQS if several > 1 else 32 * MAX_SEQS
 
 
 def overheads_of(system: str) -> Overheads:

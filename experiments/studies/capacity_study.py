@@ -64,7 +64,7 @@ def tasks(panels: Sequence[Panel], scale: Scale) -> list[Task]:
                 "prefix_len": panel.prefix_len,
                 "seconds": seconds_of(panel, scale),
                 "seed": seed,
-                "guess": GUESSES.get((panel.name, system), panel.start),
+                "guess": _guess(panel, system, scale),
                 "tolerance": scale.tolerance,
                 "rates": _paper_rates(panel, system),
                 "fractions": list(_FRACTIONS if scale.grid == 1 else _FEW_FRACTIONS),
@@ -76,16 +76,21 @@ def tasks(panels: Sequence[Panel], scale: Scale) -> list[Task]:
     ]
 
 
+def _guess(panel: Panel, system: str, scale: Scale) -> float:
+    short, whole = GUESSES.get((panel.name, system), (panel.start, panel.start))
+    return short if scale.time_share < 1 else whole
+
+
 def seconds_of(panel: Panel, scale: Scale) -> float:
     """Returns how long requests arrive.
 
-    Where traces are cut short, those of requests with several sequences are cut more:
-    their steps take the longest to simulate.
+    Beams are cut to a sixth in every preset, and where traces are cut short, those of n
+    samples to a third: their steps take the longest to simulate.
     """
     seconds = panel.seconds * scale.time_share
-    if scale.time_share < 1:
-        seconds /= 6 if panel.beam_width > 1 else 3 if panel.n > 1 else 1
-    return seconds
+    if panel.beam_width > 1:
+        return seconds / 6
+    return seconds / 3 if panel.n > 1 and scale.time_share < 1 else seconds
 
 
 def mark_of(panel: Panel, scale: Scale) -> str:
