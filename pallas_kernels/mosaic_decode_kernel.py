@@ -115,7 +115,12 @@ def thread_block(
 
         reach = Reach(low=low, length=length, lengths=lambda rows: length)
         out, top, total = attend(
-            start, count, reach, buffers.ring, buffers.operands, config.tiles
+            start,
+            count,
+            reach,
+            buffers.ring,
+            lambda zero: buffers.operands,
+            config.tiles,
         )
         buffers.out[...] = out
         buffers.top[...] = top

@@ -166,9 +166,11 @@ def _compute(
     """Computes a piece's rows of one consumer, after `done` tiles in the ring."""
     piece = read_piece()
     warpgroup = _again(warpgroup, piece)
-    operands = Operands(
-        *(x if x is None else x.at[warpgroup] for x in buffers.operands)
-    )
+
+    def operands_at(zero) -> Operands:
+        index = warpgroup + zero
+        return Operands(*(x if x is None else x.at[index] for x in buffers.operands))
+
     tiles, heads = config.tiles, jnp.int32(config.heads)
     before = warpgroup * ROWS  # rows of the consumers before this one
     # What the item's first token sees from on; the others start later.
@@ -190,13 +192,13 @@ def _compute(
 
     @pl.when(rows > 0)
     def _():
-        _copy_queries(piece, warpgroup, q_ref, operands.q, buffers, config)
+        _copy_queries(piece, warpgroup, q_ref, operands_at(0).q, buffers, config)
         out, top, total = attend(
             piece.start,
             piece.count,
             reach,
             buffers.ring,
-            operands,
+            operands_at,
             tiles,
             done=done,
         )

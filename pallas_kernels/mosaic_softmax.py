@@ -91,7 +91,7 @@ def attend(
     count,
     reach: Reach,
     ring: Ring,
-    operands: Operands,
+    operands_at: Callable[[Any], Operands],
     tiles: Tiles,
     *,
     done=0,
@@ -103,7 +103,8 @@ def attend(
         count: of tiles.
         reach: what is visible.
         ring: where the tiles come from.
-        operands: of this consumer, with queries.
+        operands_at: returns this consumer's operands, with queries there, given a 0
+            that the compiler does not know.
         tiles: static choices.
         done: tiles that have gone through the ring before.
 
@@ -117,6 +118,11 @@ def attend(
     def step(i, carry):
         out, top, total = carry
         stage = mosaic_ring.stage_of(done + i, tiles)
+        # In 8 bits registers are scarce. With a 0 that the compiler does not know, it
+        # works out where the operands lie here; before the loops, all 20 addresses that
+        # wgmma wants at head dim 256 would take 40 registers from the products.
+        unknown = jnp.minimum(stage, 0) if tiles.quantised is not None else 0
+        operands = operands_at(unknown)
         first = (start + i) * KV_TILE
         scores = _in_log2(_multiply_keys(stage, ring, operands, tiles), tiles)
 

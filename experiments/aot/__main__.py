@@ -5,11 +5,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from experiments.aot import environment, report
+from experiments.aot.kept import Kept
 from experiments.aot.targets import TARGETS
 from experiments.errors import UserError
 
@@ -39,29 +40,49 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--covering", action="store_true", help="a few cases that cover what differs"
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="add each result to this file as it comes, and compile nothing again that "
+        "it has of the same code",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def work(args: argparse.Namespace) -> None:
-    """Compiles one part for one target, and prints a line of JSON for each result."""
+    """Compiles one part for one target, and prints a line of JSON for each result.
+
+    Each line has the result and a name, which no other result of the report has.
+    """
     dump = environment.enter()
     # These import jax, which reads the environment once.
     from experiments.aot import kernels, step
 
-    (target,) = (TARGETS[name] for name in args.target)
+    (target,), (part,) = (TARGETS[name] for name in args.target), args.part
+    kept = Kept(args.keep, part)
+
+    def say(name: str, compile_it: Callable[..., dict[str, Any]], *given: Any) -> None:
+        name = f"{name} {target.name}"
+        row = kept.get(name) or compile_it(*given)
+        print(json.dumps([name, row]), flush=True)
+
+    def row_of(case: kernels.Case) -> dict[str, Any]:
+        return kernels.compile_case(case, target, dump).row()
+
     try:
-        if "steps" in args.part:
+        if part == "steps":
             layers = COVERING_LAYERS if args.covering else step.SMOLLM2.num_layers
-            print(json.dumps(step.compile_step(target, dump, layers)), flush=True)
+            say(f"{layers} layers", step.compile_step, target, dump, layers)
             return
         for case in kernels.cases():
             if args.covering and not case.covering:
                 continue
-            if args.only in f"{case.name} {case.config}":
-                row = kernels.compile_case(case, target, dump).row()
-                print(json.dumps(row), flush=True)
+            name = f"{case.name} {case.config}"
+            if args.only in name:
+                say(name, row_of, case)
     finally:
         shutil.rmtree(dump)
 
@@ -72,15 +93,19 @@ def results(args: argparse.Namespace, part: str) -> Iterator[dict[str, Any]]:
     Each target has a process of its own: a process compiles a kernel only once, and
     would have nothing to say of it the second time.
     """
+    kept = Kept(args.keep, part)
     for target in args.target:
         command = [sys.executable, "-m", "experiments.aot", "--worker"]
         command += ["--target", target, "--part", part, "--only", args.only]
         command += ["--covering"] if args.covering else []
+        command += ["--keep", str(args.keep.resolve())] if args.keep else []
         root = Path(__file__).resolve().parents[2]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as worker:
             assert worker.stdout is not None
             for text in worker.stdout:
-                yield json.loads(text)
+                name, row = json.loads(text)
+                kept.add(name, row)
+                yield row
         if worker.returncode:
             raise UserError(f"compiling {part} for {target} failed, as said above")
 

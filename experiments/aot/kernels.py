@@ -59,7 +59,7 @@ MIXED_COVERING = (
     "D=128 B=16 float16 window cap",
     "D=256 B=2 bfloat16",
     "D=256 B=16 bfloat16",
-    "D=96 B=16 int8",
+    "D=256 B=16 int8 window cap",
     "D=128 B=16 float8_e4m3fn",
 )
 

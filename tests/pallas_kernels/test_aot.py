@@ -37,10 +37,10 @@ def test_attention_compiles_without_spills_and_keeps_the_memory_busy(kernel, at_
         assert row["loads_in_flight"] >= max(32 * 1024, row["loads_needed"]), row
 
 
-def test_writes_to_the_cache_are_in_place():
-    found = report(
-        "--covering", "--target", "h100", "--part", "kernels", "--only", " B=16 K=3"
-    )
+def test_writes_to_the_cache_are_in_place(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    command = "--covering", "--target", "h100", "--part", "kernels", "--keep", str(file)
+    found = report(*command, "--only", " B=16 K=3")
     rows = found["kernels"]
     assert found["exit"] == 0, [(row["config"], faults(row)) for row in rows]
     # Of 16 bits, and of 8.
@@ -52,6 +52,14 @@ def test_writes_to_the_cache_are_in_place():
         # No room for a copy of the cache, nor of what is moved.
         assert row["temporary_bytes"] < 1024, row
         assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
+
+    # The same from the file, but for one that is missing and one that is changed there.
+    lines = file.read_text().splitlines(keepends=True)
+    changed = lines[0].replace(f'"registers": {rows[0]["registers"]}', '"registers": 7')
+    file.write_text("".join([changed, *lines[1:-1]]))
+    again = report(*command, "--only", " B=16 K=3")["kernels"]
+    assert again == [{**rows[0], "registers": 7}, *rows[1:]]
+    assert file.read_text().splitlines(keepends=True) == [changed, *lines[1:]]
 
 
 def test_the_step_is_changed_in_place_and_fits():
