@@ -75,7 +75,10 @@ def work(args: argparse.Namespace) -> None:
     try:
         if part == "steps":
             layers = COVERING_LAYERS if args.covering else step.SMOLLM2.num_layers
-            say(f"{layers} layers", step.compile_step, target, dump, layers)
+            # The last has all that the others have.
+            for config in step.CONFIGS[-1:] if args.covering else step.CONFIGS:
+                name = f"{layers} layers, {config.preemption}"
+                say(name, step.compile_step, target, dump, layers, config)
             return
         for case in kernels.cases():
             if args.covering and not case.covering:
