@@ -15,6 +15,10 @@ from paged_jax.shared_blocks import read_counts
 from paged_jax.state import SchedulerState, active_rows
 from paged_jax.swap import SwapSpace
 
+# Columns of the block tables that are counted at a time: the cost follows the blocks
+# that there are, not the width of the tables.
+_COLUMNS = 128
+
 
 class Field(enum.IntEnum):
     """Columns of the log. Counts of slots are of distinct physical slots."""
@@ -186,30 +190,37 @@ def _count_slots(
     if not (config.sharing or config.prefix_caching):
         return apart()
 
-    def together() -> _Slots:
-        table = sequences.block_table
-        column = jnp.arange(sequences.table_width, dtype=jnp.int32)
-        # A held prefix does not count as a user; rows share equal columns only.
-        held = sequences.status == SequenceStatus.HELD
-        rows = jnp.argsort(~held, stable=True)[: config.num_rows - config.max_seqs]
-        by_prefix = held[rows][:, None, None] & (table[rows][:, None] == table)
+    width = min(sequences.table_width, _COLUMNS)
+    # A held prefix does not count as a user; rows share equal columns only.
+    held = sequences.status == SequenceStatus.HELD
+    prefixes = jnp.argsort(~held, stable=True)[: config.num_rows - config.max_seqs]
+
+    def part(number: jax.Array, sums: jax.Array) -> jax.Array:
+        """Adds what lies in some columns: slots before each of four ends, and blocks."""
+        first = number * width
+        start = jnp.minimum(first, sequences.table_width - width)
+        table = jax.lax.dynamic_slice_in_dim(sequences.block_table, start, width, 1)
+        column = start + jnp.arange(width, dtype=jnp.int32)
+        by_prefix = held[prefixes][:, None, None] & (table[prefixes][:, None] == table)
         users = state.pool.ref_count[table] - jnp.sum(by_prefix, axis=0)
         named = active[:, None] & (column < sequences.num_blocks[:, None])
+        named &= column >= first
         share = jnp.where(named, 1.0 / jnp.maximum(users, 1), 0.0)
 
         def shared(tokens: jax.Array) -> jax.Array:
             """Sums up the slots before `tokens` i32[S], each by the row's share."""
             inside = tokens[:, None] - column * config.block_size
-            inside = jnp.clip(inside, 0, config.block_size)
-            return jnp.round(jnp.sum(share * inside))
+            return jnp.sum(share * jnp.clip(inside, 0, config.block_size))
 
-        filled = shared(live)
-        return _Slots(
-            filled,
-            shared(ahead) - filled,
-            shared(kept) - shared(used),
-            jnp.round(jnp.sum(share)),
-        )
+        ends = [shared(tokens) for tokens in (live, ahead, kept, used)]
+        return sums + jnp.stack([*ends, jnp.sum(share)])
+
+    def together() -> _Slots:
+        # As many columns as the longest table has blocks in.
+        parts = (jnp.max(sequences.num_blocks) + width - 1) // width
+        sums = jax.lax.fori_loop(0, parts, part, jnp.zeros(5, jnp.float32))
+        filled, until_end, kept_slots, used_slots, blocks = jnp.round(sums)
+        return _Slots(filled, until_end - filled, kept_slots - used_slots, blocks)
 
     in_use = config.num_blocks - manager.num_free(state.pool)
     named = jnp.where(on_host(sequences), 0, sequences.num_blocks)

@@ -55,6 +55,8 @@ class RequestSlots:
         self._slots = config.max_requests
         self._next: Trace | None = next(source, None)
         self._n = 1 if self._next is None else self._next.n
+        # Whether the sequences of each request so far are equally long.
+        self._alike = True
         self._number = 0  # of the next request
         # Of each slot, the request and the sequence that it holds; -1: it is free.
         self._request = np.full(self._slots, -1)
@@ -76,9 +78,12 @@ class RequestSlots:
 
     @property
     def most_admitted(self) -> int:
-        """Requests of the queue that a step can admit at most: all rows, if free."""
+        """Requests of the queue that a step can admit at most, with all rows free.
+
+        One that was preempted comes back with those of its sequences that go on.
+        """
         config = self._program.config
-        return config.max_seqs // (self._n if config.groups else 1)
+        return config.max_seqs // (self._n if config.groups and self._alike else 1)
 
     @property
     def is_done(self) -> bool:
@@ -106,6 +111,7 @@ class RequestSlots:
             np.concatenate(x) for x in zip(*(t[:3] for t in taken))
         )
         self._check(arrival, prompt, output)
+        self._alike &= bool((output == output[:, :1]).all())
         count = len(arrival)
         slots = free[: count * n]
         numbers = self._number + np.arange(count)

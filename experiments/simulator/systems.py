@@ -134,8 +134,9 @@ def engine_config(
 def _slots(several: int) -> int:
     """Returns how many sequences the simulator holds at once.
 
-    Twice as many as can run would do. More make the host's looks rarer; but of requests
-    with several sequences each step looks through all slots for those of one.
+    Twice as many as can run would do, since the sequences of a request end together.
+    More make the host's looks rarer; but of requests with several sequences each step
+    looks through all slots for those of one.
     """
     return 4 * MAX_SEQS if several > 1 else 32 * MAX_SEQS
 
