@@ -196,7 +196,7 @@ def _count_slots(
     prefixes = jnp.argsort(~held, stable=True)[: config.num_rows - config.max_seqs]
 
     def part(number: jax.Array, sums: jax.Array) -> jax.Array:
-        """Adds what lies in some columns: slots before each of four ends, and blocks."""
+        """Adds what some columns hold: slots before each of four ends, and blocks."""
         first = number * width
         start = jnp.minimum(first, sequences.table_width - width)
         table = jax.lax.dynamic_slice_in_dim(sequences.block_table, start, width, 1)
