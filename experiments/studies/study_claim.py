@@ -22,6 +22,7 @@ def study_claim(
     source: str,
     scale: Scale | None = None,
     mark: str = "",
+    of_seeds: str | None = None,
     note: str = "",
     points: bool = False,
     at_least: float | None = None,
@@ -41,6 +42,7 @@ def study_claim(
       source: where the paper's number is from.
       scale: how much of the paper's traces was run; None if that changes nothing.
       mark: what else was cut short, or, without a scale, all that was.
+      of_seeds: what is said of the seeds, if the number is no mean of them.
       note: what a reader should know.
       points: whether a memory number may differ by a percentage point, if that is more.
       at_least: what is expected instead of the paper's number.
@@ -59,9 +61,11 @@ def study_claim(
         if points:
             tolerance = max(tolerance, POINTS)
         expected = {"near": wanted, "tolerance": tolerance}
+    if of_seeds is None:
+        of_seeds = _of_seeds(number, paper) if number else ""
     notes = (
         note,
-        _of_seeds(number, paper) if number else "",
+        of_seeds,
         scale.mark if scale else "",
         mark,
     )
