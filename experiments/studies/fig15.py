@@ -134,19 +134,24 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
                 found = [_saving(rows, dataset, method, width) for width in WIDTHS]
                 means = [np.nan if one is None else one.mean for one in found]
                 spreads = [0.0 if one is None else one.spread / 2 for one in found]
-                bars = ax.bar(
-                    places, means, yerr=spreads, color=BLUE, width=0.6, capsize=3
-                )
-                ax.bar_label(bars, fmt="%.1f%%", padding=3)
+                ax.bar(places, means, yerr=spreads, color=BLUE, width=0.6, capsize=3)
                 paper = [_paper(dataset, method, width) for width in WIDTHS]
                 shown = [np.nan if one is None else one for one in paper]
-                ax.plot(places, shown, "k_", markersize=44, label="paper")
+                ax.plot(places, shown, "k_", markersize=44)
+                # Above the bar, and above the paper's mark.
+                above = np.fmax(np.add(means, spreads), shown) - means
+                labels = [f"{mean:.1f}%" for mean in means]
+                for place, mean, room, label in zip(
+                    places, means, above, labels, strict=True
+                ):
+                    ax.text(place, mean + room, label, ha="center", va="bottom")
                 ax.set_xticks(places, [str(width) for width in WIDTHS])
                 ax.set_title(f"{_DATASETS[dataset]}, {name}")
                 ax.margins(y=0.15)
             line[0].set_ylabel("blocks saved (%)")
         for ax in axes[-1]:
             ax.set_xlabel("sequences of a request")
+        axes[0, 0].plot([], [], "k-", label="paper")
         axes[0, 0].legend(loc="upper left")
     caption = (
         "Fig 15: 1 - 1 / (logical / physical blocks, mean over iterations), OPT-13B. "
