@@ -24,7 +24,8 @@ _METHODS = {"parallel": ("n", "parallel sampling"), "beam": ("beam_width", "beam
 # that is as far above what is served.
 _RATES = {"alpaca": 20.0, "sharegpt": 2.0}
 _SECONDS, _FROM = 900, 300
-# Where traces are cut short; the load is steady long before.
+# Where traces are cut short, those of beams are: their steps take the longest to
+# simulate.
 _SHORT = 3
 _NOTES = {
     "parallel": "lengths of prompt and output drawn apart; there they are one text's",
@@ -35,9 +36,8 @@ _NOTES = {
 def tasks(scale: Scale) -> list[Task]:
     """Returns one task for each dataset, method, number of sequences and seed.
 
-    The trace is as long as the paper's, or a third of it.
+    The trace is as long as the paper's, or for beams a third of it.
     """
-    cut = _cut(scale)
     return [
         Task(
             f"{dataset}-{method}-{width}-{seed}",
@@ -48,8 +48,8 @@ def tasks(scale: Scale) -> list[Task]:
                 "setup": "opt-13b",
                 "dataset": dataset,
                 "rate": rate,
-                "seconds": _SECONDS / cut,
-                "window": [_FROM // cut, _SECONDS // cut],
+                "seconds": _SECONDS // _cut(method, scale),
+                "window": [x // _cut(method, scale) for x in (_FROM, _SECONDS)],
                 "means_only": True,
                 "seed": seed,
             },
@@ -61,12 +61,13 @@ def tasks(scale: Scale) -> list[Task]:
     ]
 
 
-def _cut(scale: Scale) -> int:
-    return _SHORT if scale.time_share < 1 else 1
+def _cut(method: str, scale: Scale) -> int:
+    return _SHORT if method == "beam" and scale.time_share < 1 else 1
 
 
-def _mark(scale: Scale) -> str:
-    return scale.marked("a third of the paper's trace" if _cut(scale) > 1 else "")
+def _mark(method: str, scale: Scale) -> str:
+    cut = _cut(method, scale) > 1
+    return scale.marked("a third of the paper's trace" if cut else "")
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                         kind="memory" if method == "parallel" else "predicted",
                         source=f"{SOURCE} Fig 15",
                         points=True,
-                        mark=_mark(scale),
+                        mark=_mark(method, scale),
                         note=note,
                     )
                 )
@@ -157,8 +158,8 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
         "Fig 15: 1 - 1 / (logical / physical blocks, mean over iterations), OPT-13B. "
         "Of ShareGPT the paper gives the ends of a range."
     )
-    if mark := _mark(scale):
-        caption += f" {mark.capitalize()}."
+    if mark := _mark("beam", scale):
+        caption += f" Beams, {mark}."
     return {"fig15.png": (caption, to_png(figure))}
 
 
