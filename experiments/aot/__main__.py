@@ -54,7 +54,9 @@ def work(args: argparse.Namespace) -> None:
     try:
         if "steps" in args.part:
             layers = COVERING_LAYERS if args.covering else step.SMOLLM2.num_layers
-            print(json.dumps(step.compile_step(target, dump, layers)), flush=True)
+            for config in step.CONFIGS:
+                row = step.compile_step(target, dump, layers, config)
+                print(json.dumps(row), flush=True)
             return
         for case in kernels.cases():
             if args.covering and not case.covering:

@@ -1,5 +1,6 @@
 """Compiles a function for a GPU that is not here, and reads what the compiler says."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,7 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from experiments.aot.targets import REGISTERS, RESERVED_SMEM, SMEM_PER_CORE, Target
 from pallas_kernels import compat
@@ -50,9 +57,12 @@ class Compiled(NamedTuple):
     Attributes:
         kernels: its Mosaic GPU kernels, in the order in which they were compiled. One
             that this process has compiled before is not there.
-        argument_bytes: of the arguments.
+        argument_bytes: of the arguments in device memory.
         aliased_bytes: of the arguments, what the results take over.
         temporary_bytes: of what lives in between.
+        host_bytes: of the arguments in the host's memory.
+        host_aliased_bytes: of those, what the results take over.
+        host_temporary_bytes: of what lives there in between.
         text: the optimised program.
     """
 
@@ -60,6 +70,9 @@ class Compiled(NamedTuple):
     argument_bytes: int
     aliased_bytes: int
     temporary_bytes: int
+    host_bytes: int
+    host_aliased_bytes: int
+    host_temporary_bytes: int
     text: str
 
 
@@ -77,7 +90,8 @@ def compile_for(
         target: the GPU.
         dump: what `environment.enter` returned.
         function: what to compile.
-        args: its arguments: trees of arrays or of their shapes.
+        args: its arguments: trees of arrays or of their shapes. They are in device
+            memory, unless `on_host` says otherwise.
         donate: which arguments are donated.
         static: which arguments are static.
 
@@ -89,7 +103,9 @@ def compile_for(
     sharding = SingleDeviceSharding(_device(target))
 
     def place(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        placed = isinstance(x, jax.ShapeDtypeStruct) and x.sharding
+        where = x.sharding if placed else sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     args = [x if i in static else jax.tree.map(place, x) for i, x in enumerate(args)]
     jitted = jax.jit(function, donate_argnums=donate, static_argnums=static)
@@ -103,12 +119,28 @@ def compile_for(
         memory.argument_size_in_bytes,
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
+        memory.host_argument_size_in_bytes,
+        memory.host_alias_size_in_bytes,
+        memory.host_temp_size_in_bytes,
         compiled.as_text() or "",
     )
 
 
+def on_host(tree: Any) -> Any:
+    """Returns the shapes of arrays that are in the host's pinned memory.
+
+    The mesh is abstract: stand-ins for devices do not say what memory there is.
+    """
+    mesh = AbstractMesh((1,), ("device",), axis_types=(AxisType.Auto,))
+    where = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree
+    )
+
+
+@functools.cache
 def _device(target: Target) -> Any:
-    """Returns a stand-in for the target, which only compiles."""
+    """Returns a stand-in for the target, which only compiles: always the same one."""
     from jax._src import xla_bridge
 
     xla_bridge._discover_and_register_pjrt_plugins()

@@ -6,6 +6,9 @@ from typing import Any
 # What each multiprocessor must have asked for at least, whatever the target needs.
 LEAST_LOADS = 32 * 1024
 
+# Of each kind of memory: what a step changes in place, and what it must.
+IN_PLACE = ("aliased", "donated")
+
 COLUMNS = (
     ("kernel", 8),
     ("configuration", 32),
@@ -82,12 +85,21 @@ def loads_note(rows: Sequence[dict[str, Any]]) -> str:
 def step_faults(step: dict[str, Any]) -> list[str]:
     """Returns what is wrong with a compiled step; see `step.compile_step`."""
     found = []
-    if step["aliased_bytes"] != step["donated_bytes"]:
+    for memory, prefix in (("device", ""), ("host", "host_")):
+        aliased, donated = (step[f"{prefix}{what}_bytes"] for what in IN_PLACE)
+        if aliased != donated:
+            found.append(
+                f"{aliased} bytes in place of {donated} donated, of the {memory}"
+            )
+        if step[f"{prefix}cache_copies"]:
+            found.append(
+                f"{step[f'{prefix}cache_copies']} copies of the {memory}'s cache"
+            )
+    if step["host_bytes"] != step["host_donated_bytes"]:
         found.append(
-            f"{step['aliased_bytes']} bytes in place of {step['donated_bytes']} donated"
+            f"{step['host_bytes']} bytes in pinned memory, must be "
+            f"{step['host_donated_bytes']}"
         )
-    if step["cache_copies"]:
-        found.append(f"{step['cache_copies']} copies of the cache")
     if step["device_share"] > 1:
         found.append("does not fit in the device's memory")
     return found
@@ -104,6 +116,13 @@ def step_lines(step: dict[str, Any]) -> list[str]:
             ("other state", "state_bytes"),
         )
     )
+    on_host = []
+    if step["host_bytes"]:
+        on_host = [
+            f"  on the host, pinned: {step['host_bytes'] / 2**20:.0f} MiB, in place "
+            f"{step['host_aliased_bytes'] / 2**20:.0f}; copies of that cache: "
+            f"{step['host_cache_copies']}"
+        ]
     lines = [
         "",
         f"Step of {step['model']} on {step['target']}: {step['config']}",
@@ -111,6 +130,7 @@ def step_lines(step: dict[str, Any]) -> list[str]:
         f"  in place: {step['aliased_bytes'] / 2**20:.0f} MiB of "
         f"{step['donated_bytes'] / 2**20:.0f}; copies of the cache: "
         f"{step['cache_copies']}",
+        *on_host,
         *(f"  WRONG: {fault}" for fault in step_faults(step)),
         "  least time of a decode step: batch, context, us, bound by, tokens/s",
     ]

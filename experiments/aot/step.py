@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.aot.compile import compile_for
+from experiments.aot.compile import compile_for, on_host
 from experiments.aot.targets import Target
 from experiments.smollm2_shape import SMOLLM2
 from paged_jax.config import EngineConfig
@@ -29,6 +29,14 @@ CONFIG = EngineConfig(
     max_seqs=256,
     token_budget=256,
     preemption="recompute",
+)
+# Without a cache on the host, and with one. That has fewer blocks, so that in the
+# program's text the two caches differ.
+CONFIGS = (
+    CONFIG,
+    dataclasses.replace(
+        CONFIG, preemption="swap", max_n=4, host_blocks=CONFIG.total_blocks // 2
+    ),
 )
 # (sequences that decode, tokens in the context of each).
 POINTS = ((1, 1024), (16, 1024), (64, 1024), (256, 1024), (256, 2048))
@@ -93,20 +101,23 @@ def compile_step(
     target: Target,
     dump: Path,
     num_layers: int = SMOLLM2.num_layers,
+    config: EngineConfig = CONFIG,
 ) -> dict[str, Any]:
     """Compiles the loop over the engine's steps, and accounts for device memory.
 
-    The layers are unrolled, as an engine on a GPU does it.
+    The layers are unrolled, as an engine on a GPU does it, and what it swaps out is in
+    the host's pinned memory.
 
     Args:
         target: the GPU.
         dump: what `environment.enter` returned.
         num_layers: of the model; fewer compile faster.
+        config: the engine's settings, one of `CONFIGS`.
 
     Returns:
         The report's JSON of the step: bytes, and a roofline for each of `POINTS`.
     """
-    config, model = CONFIG, dataclasses.replace(SMOLLM2, num_layers=num_layers)
+    model = dataclasses.replace(SMOLLM2, num_layers=num_layers)
     # One bucket, the largest, which needs the most memory: the others would be further
     # copies of the model in the same program.
     with compat.for_gpu():
@@ -127,6 +138,9 @@ def compile_step(
         return init_state(static, manager, cache)
 
     state, params = jax.eval_shape(make_state), param_shapes(model)
+    host = on_host(state.host)
+    on_device = dataclasses.replace(state, host=())
+    state = dataclasses.replace(state, host=host)
     forward = ModelForward(model, config.attention_backend, unroll=True)
     compiled = compile_for(
         target,
@@ -147,16 +161,21 @@ def compile_step(
         "model": f"SmolLM2-135M's shape, {model.num_layers} layers",
         "target": target.name,
         "config": f"{static.max_seqs} sequences, {static.num_blocks} blocks of "
-        f"{static.block_size}, {config.attention_backend}",
+        f"{static.block_size}, {config.attention_backend}, {config.preemption}",
         "weight_bytes": weights,
         "kv_bytes": cache,
         "state_bytes": compiled.argument_bytes - weights - cache,
         "activation_bytes": compiled.temporary_bytes,
         "device_bytes": total,
         "device_share": total / target.memory_bytes,
-        "donated_bytes": _bytes(state),
+        "donated_bytes": _bytes(on_device),
         "aliased_bytes": compiled.aliased_bytes,
         "cache_copies": _copies(compiled.text, state.cache.k.shape),
+        "host_bytes": compiled.host_bytes,
+        "host_donated_bytes": _bytes(host),
+        "host_aliased_bytes": compiled.host_aliased_bytes,
+        "host_temporary_bytes": compiled.host_temporary_bytes,
+        "host_cache_copies": _copies(compiled.text, host.k.shape) if host else 0,
         "rooflines": [
             {**bound._asdict(), "seconds": bound.seconds}
             for bound in (roofline(model, kv_dtype, target, *at) for at in POINTS)
