@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn
 
 from experiments import figures, report, sharing_figures, tables
 from experiments.claims import check_claims
@@ -26,6 +26,7 @@ from experiments.errors import UserError
 from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
 from experiments.models import load_model
+from experiments.progress import add_bar, make_progress
 from experiments.results import ResultsFolder, open_folder
 from experiments.serving import run_cell
 from experiments.studies.run import StudyExperiment
@@ -127,14 +128,14 @@ class Experiment:
         folder = self.folder = self._open_folder()
         self._console.print(f"results: {folder.path}", markup=False, soft_wrap=True)
         waiting = [cell for cell in self.cells if cell.key not in folder.rows]
-        if len(waiting) < len(self.cells):
-            done = len(self.cells) - len(waiting)
+        done = len(self.cells) - len(waiting)
+        if done:
             self._console.print(f"{done} of {len(self.cells)} cells are done already")
         if waiting:
             _enable_compilation_cache()
-        with self._progress() as progress:
-            bar = progress.add_task("cells", total=len(self.cells), note="")
-            progress.advance(bar, len(self.cells) - len(waiting))
+        note = TextColumn("{task.fields[note]}")
+        with make_progress(self._console, note) as progress:
+            bar = add_bar(progress, "cells", len(self.cells), done, note="")
             for cell in waiting:
                 self._interrupts.check()
                 self._run_cell(folder, cell, progress)
@@ -150,23 +151,15 @@ class Experiment:
         }
         return open_folder(command.out, command.resume, asked, describe())
 
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self._console,
-        )
-
     def _run_cell(self, folder: ResultsFolder, cell: Cell, progress: Progress) -> None:
         model = self._model(cell)
         workload = self._workload(cell, model)
         rate = self._rate(folder, cell)
-        task = progress.add_task(
-            f"{cell.workload.name.replace('_', ' ')}: {cell.label}",
-            total=len(workload.requests),
+        name = cell.workload.name.replace("_", " ")
+        task = add_bar(
+            progress,
+            f"{name}: {cell.label}",
+            len(workload.requests),
             note="compiling",
         )
         engine = Engine(model, cell.engine, seed=cell.seed)

@@ -6,14 +6,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from experiments import report, tables
 from experiments.attribution import Row
@@ -21,6 +13,7 @@ from experiments.command_line import Command, first_line, flat
 from experiments.environment import describe
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
+from experiments.progress import add_bar, make_progress
 from experiments.results import ResultsFolder, open_folder
 from experiments.studies.base_config import scale_of
 from experiments.studies.study import Study, Task, load_study
@@ -102,8 +95,8 @@ class StudyExperiment:
         done = len(self.cells) - len(waiting)
         if done:
             self._console.print(f"{done} of {len(self.cells)} tasks are done already")
-        with self._progress() as progress:
-            bar = progress.add_task("tasks", total=len(self.cells), completed=done)
+        with make_progress(self._console) as progress:
+            bar = add_bar(progress, "tasks", len(self.cells), done)
             for piece, metrics, seconds in self._results(waiting):
                 row = {
                     "label": piece.task.key,
@@ -127,17 +120,6 @@ class StudyExperiment:
         )
         for number, (metrics, seconds) in found:
             yield waiting[number], metrics, seconds
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
 
     def _finish(self, folder: ResultsFolder) -> None:
         rows = [folder.rows[piece.key] for piece in self.cells]

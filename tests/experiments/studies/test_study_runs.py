@@ -1,7 +1,9 @@
 """The command with studies: results, resumption, workers, bad values."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny_study
@@ -9,6 +11,7 @@ import tiny_study
 from experiments import run
 from experiments.results import ResultsFolder
 from experiments.studies import run as study_run
+from experiments.studies import table1
 
 CONFIG = '''"""Tiny: a study of two systems."""
 from experiments.studies.base_config import study_config
@@ -17,6 +20,7 @@ from experiments.studies.base_config import study_config
 def get_config(preset="quick"):
     return study_config(preset, "tiny", ("tiny",))
 '''
+ROOT = Path(__file__).resolve().parents[3]
 KEYS = [f"tiny-{system}-{seed}" for system in ("ft", "vllm") for seed in range(3)]
 
 
@@ -134,6 +138,25 @@ def test_other_settings_are_not_gone_on_with(command, tmp_path):
     code, _, err = command(f"--out={out}", *words)
     assert code == run.EXIT_BAD_INPUT
     assert "num_seeds was 3 and is 2" in err
+
+
+@pytest.mark.long
+def test_the_whole_command_on_a_local_ray(tmp_path):
+    out = tmp_path / "out"
+    words = ["--config=table1", "--launcher=ray", "--workers=1", f"--out={out}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.run", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((out / "summary.json").read_text())["rows"]
+    assert len(rows) > 1
+    for row in rows:
+        setup = row["cell"]["setup"]
+        assert row["metrics"] == pytest.approx(table1.divide(setup))
 
 
 @pytest.mark.parametrize(
