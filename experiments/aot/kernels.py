@@ -50,6 +50,7 @@ COVERING = (
     "D=128 B=1 bfloat16 cascade",
     "D=128 B=16 int8 cascade",
     "D=256 B=256 float16 cascade",
+    "D=128 B=16 bfloat16 contiguous",
 )
 # Of the mixed kernel: one and two consumers, runs that are cut and whole ones.
 MIXED_COVERING = (
@@ -154,6 +155,7 @@ def cases() -> Iterator[Case]:
     yield from attention_cases(decode_case)
     yield from attention_cases(mixed_case)
     yield from cascade_cases()
+    yield from contiguous_cases()
     yield from block_cases()
 
 
@@ -178,6 +180,12 @@ def cascade_cases() -> Iterator[Case]:
             yield decode_case(head_dim, block_size, dtype, cascade=True)
 
 
+def contiguous_cases() -> Iterator[Case]:
+    """Yields decode without block tables, as it is timed beside decode with them."""
+    for head_dim, block_size in ((64, 16), (128, 16), (128, 64)):
+        yield decode_case(head_dim, block_size, jnp.bfloat16, contiguous=True)
+
+
 def _allowed(block_sizes: Sequence[int], dtype: Any) -> list[int]:
     """Returns the block sizes that the attention kernels take with a dtype."""
     least = limits.LEAST_QUANTISED_BLOCK if quantised_kv.is_quantised(dtype) else 1
@@ -191,6 +199,7 @@ def decode_case(
     window: int | None = None,
     soft_cap: float | None = None,
     cascade: bool = False,
+    contiguous: bool = False,
 ) -> Case:
     """Returns the decode kernel in one configuration."""
     config = f"D={head_dim} B={block_size} {jnp.dtype(dtype).name}"
@@ -198,9 +207,13 @@ def decode_case(
         config += " window cap"
     if cascade:
         config += " cascade"
+    if contiguous:
+        config += " contiguous"
     heads, kv_heads = HEADS[head_dim]
 
-    make_cascade = None
+    kernel, make_cascade = paged_attention_mosaic, None
+    if contiguous:
+        kernel = functools.partial(kernel, contiguous=True)
     if cascade:
         group = heads // kv_heads
         make_cascade = functools.partial(
@@ -210,9 +223,7 @@ def decode_case(
     return Case(
         name="decode",
         config=config,
-        function=_attention(
-            paged_attention_mosaic, head_dim, window, soft_cap, make_cascade
-        ),
+        function=_attention(kernel, head_dim, window, soft_cap, make_cascade),
         # A number of its own, so that a cascade has no kernel of another case.
         args=_attention_args(
             head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
@@ -328,7 +339,7 @@ def block_cases() -> Iterator[Case]:
     # e4m3 moves as int8 does: they come to one and the same kernel.
     for dtype in (*limits.KV_DTYPES, jnp.int8):
         for head_dim, (_, kv_heads) in HEADS.items():
-            for block_size in (1, 16, 256):
+            for block_size in (1, 8, 16, 64, 256):
                 # Scales of one slot are too few for the TMA unit.
                 if block_size > 1 or not quantised_kv.is_quantised(dtype):
                     yield from _block_cases(block_size, kv_heads, head_dim, dtype)
@@ -337,7 +348,9 @@ def block_cases() -> Iterator[Case]:
 def _block_cases(
     block_size: int, kv_heads: int, head_dim: int, dtype: Any
 ) -> Iterator[Case]:
-    layers, num_blocks, tokens, pairs = 2, 64, 32, 16
+    layers, tokens, pairs = 2, 32, 16
+    # A number of its own: blocks of as many bytes would else come to one kernel.
+    num_blocks = head_dim
     i32: Any = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     sizes = block_size, kv_heads, head_dim, dtype
     cache, some = (_cache(layers, count, *sizes) for count in (num_blocks, pairs))

@@ -30,8 +30,8 @@ CONFIG = EngineConfig(
     token_budget=256,
     preemption="recompute",
 )
-# Without a cache on the host, and with one. That has fewer blocks, so that in the
-# program's text the two caches differ.
+# Without a cache on the host and groups to swap out, and with them. The host has fewer
+# blocks, so that in the program's text the two caches differ.
 CONFIGS = (
     CONFIG,
     dataclasses.replace(

@@ -17,7 +17,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("kernel,at_least", [("decode", 12), ("mixed", 8)])
+@pytest.mark.parametrize("kernel,at_least", [("decode", 13), ("mixed", 8)])
 def test_attention_compiles_without_spills_and_keeps_the_memory_busy(kernel, at_least):
     found = report(
         "--covering", "--target", "h200", "--part", "kernels", "--only", kernel
@@ -64,3 +64,31 @@ def test_the_step_is_changed_in_place_and_fits():
     assert step["activation_bytes"] < 6 * 256 * 49152 * 4
     times = [bound["seconds"] for bound in step["rooflines"]]
     assert times == sorted(times) and times[0] > 0
+    # What is swapped out goes to the host's memory: half as many blocks, in place too.
+    assert step["host_bytes"] / step["kv_bytes"] == pytest.approx(0.5, abs=1e-3)
+    assert step["host_aliased_bytes"] == step["host_bytes"]
+    assert step["host_temporary_bytes"] == step["host_cache_copies"] == 0
+
+
+def test_a_step_that_copies_a_cache_or_moves_it_to_the_device_is_reported():
+    step = {
+        "device_share": 0.1,
+        "aliased_bytes": 8,
+        "donated_bytes": 8,
+        "cache_copies": 0,
+        "host_bytes": 4,
+        "host_aliased_bytes": 4,
+        "host_donated_bytes": 4,
+        "host_cache_copies": 0,
+    }
+    assert step_faults(step) == []
+    assert step_faults(step | {"host_cache_copies": 2}) == [
+        "2 copies of the host's cache"
+    ]
+    assert step_faults(step | {"host_aliased_bytes": 0}) == [
+        "0 bytes in place of 4 donated, of the host"
+    ]
+    # Without a kind of memory in its type, the host's cache is on the device.
+    assert step_faults(step | {"host_bytes": 0}) == [
+        "0 bytes in pinned memory, must be 4"
+    ]
