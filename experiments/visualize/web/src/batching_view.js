@@ -43,12 +43,13 @@ export function batchingView(app) {
         whenShort, (value) => { whenShort = value; app.redraw(); }),
       el("ul", { class: "legend" }, SHOWN.map((name) =>
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
-      runs.map((_, i) => [
+      el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", {},
         el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
-        el("p", {}, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i], gantts[i].element,
-      ]).flat(),
-      el("h3", {}, t("batching.size")), el("p", {}, t("batching.sizeLead")), charts[0].element,
-      el("h3", {}, t("batching.used")), el("p", {}, t("batching.usedLead")), charts[1].element,
+        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i],
+        gantts[i].element, requestTable(app, run)))),
+      el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", {},
+        el("h3", {}, t(`batching.${i ? "used" : "size"}`)),
+        el("p", { class: "about" }, t(`batching.${i ? "usedLead" : "sizeLead"}`)), chart.element))),
     ),
     questions(t("questions"), app.text.batching.questions),
   );
@@ -58,7 +59,12 @@ export function batchingView(app) {
     const doing = Object.fromEntries(ACTIVITY.map((name) => [name, 0]));
     run.sequences.forEach((_, s) => { doing[ACTIVITY[run.activityAt(s, at)]] += 1; });
     const over = k >= run.frames ? t("batching.over", { frames: run.frames }) : "";
-    return over || t("batching.state", { iteration: at + 1, ...doing, running: doing.prefill + doing.decode });
+    doing.running = doing.prefill + doing.decode;
+    const parts = ["running", "waiting", "preempted", "swapped", "held"].filter((name) => doing[name])
+      .map((name) => t(`batching.doing.${name}`, { n: doing[name] }));
+    return over || t("batching.state", {
+      iteration: at + 1, parts: parts.join(app.language === "zh" ? "，" : ", "),
+    });
   }
 
   return {
@@ -75,6 +81,28 @@ export function batchingView(app) {
       for (const part of [...gantts, ...charts]) part.destroy();
     },
   };
+}
+
+/** The Gantt chart in numbers, for those who want them or cannot see it. */
+function requestTable(app, run) {
+  const { t } = app;
+  const WAITING = ACTIVITY.indexOf("waiting");
+  const sum = (stretches) => stretches.reduce((all, { start, end }) => all + end - start, 0);
+  const times = (s) => {
+    const doing = (...names) => run.stretches(s).filter((d) => names.includes(ACTIVITY[d.activity]));
+    const comes = run.stretches(s).find((d) => d.activity >= WAITING);
+    const ran = doing("prefill", "decode");
+    const gone = doing("preempted", "swapped");
+    const waited = sum([...doing("waiting"), ...gone]);
+    return [comes.start + 1, ran[0].start + 1, ran.at(-1).end, waited, gone.length];
+  };
+  const table = () => el("table", { class: "requests" },
+    el("thead", {}, el("tr", {}, app.text.batching.columns.map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, run.sequences.map((_, s) => el("tr", {},
+      el("th", { scope: "row" }, run.labels[s]), times(s).map((value) => el("td", {}, String(value)))))));
+  const details = el("details", { class: "as-table" }, el("summary", {}, t("batching.table")));
+  details.addEventListener("toggle", () => details.append(table()), { once: true });
+  return details;
 }
 
 /** One line a sequence; what has not happened yet is veiled. */

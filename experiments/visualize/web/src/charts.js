@@ -2,6 +2,7 @@
 
 import { max } from "d3-array";
 import { axisBottom, axisLeft } from "d3-axis";
+import { format } from "d3-format";
 import { scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
 import { curveStepAfter, line, area } from "d3-shape";
@@ -13,7 +14,8 @@ const MOST_POINTS = 1200;
 /**
  * A chart of series `{ label, values | points, colour, dash, filled }`, of one value an
  * iteration or of points [x, y]. `options`: `label`, `x`, `y` (names of the axes),
- * `height`, `top` (of y), `format` (of y), `onSeek(x)`.
+ * `height`, `top` (of y), `format` (of y), `onSeek(x)`. The legend of values has those
+ * at the mark.
  */
 export class LineChart {
   constructor(series, options) {
@@ -25,11 +27,13 @@ export class LineChart {
     this.element = el("div", { class: "chart" });
     this.svg = select(this.element).append("svg")
       .attr("role", "img").attr("aria-label", options.label);
+    this.values = this.series.map(() => el("b", {}));
     this.legend = el(
-      "ul", { class: "legend", "aria-hidden": "true" },
-      this.series.map((s) => el("li", {}, swatch(s), s.label)),
+      "ul", { class: "legend" },
+      this.series.map((s, i) => el("li", {}, swatch(s), s.label, s.values && this.values[i])),
     );
     if (this.series.length > 1) this.element.append(this.legend);
+    this.format = format(options.format ?? ",");
     this._cursor = null;
     this._stop = watchSize(this.element, (width) => this._draw(width));
   }
@@ -87,6 +91,9 @@ export class LineChart {
   /** Puts the mark at x. */
   show(at) {
     this._cursor = at;
+    this.series.forEach(({ values }, i) => {
+      if (values) this.values[i].textContent = at < values.length ? this.format(values[at]) : "–";
+    });
     if (!this.mark) return;
     const x = this.x(Math.min(at, this.x.domain()[1]));
     this.mark.attr("x1", x).attr("x2", x).attr("visibility", null);
