@@ -4,7 +4,7 @@ import { axisBottom } from "d3-axis";
 import { scaleBand, scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
 import { LineChart } from "./charts.js";
-import { choice, el, questions, watchSize } from "./dom.js";
+import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { ACTIVITY } from "./recording.js";
 import { systemColour } from "./systems.js";
 import { frameIn, percent, summary } from "./words.js";
@@ -43,11 +43,11 @@ export function batchingView(app) {
         whenShort, (value) => { whenShort = value; app.redraw(); }),
       el("ul", { class: "legend" }, SHOWN.map((name) =>
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
-      el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", {},
+      el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", { style: "--rows: 5" },
         el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
         el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i],
         gantts[i].element, requestTable(app, run)))),
-      el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", {},
+      el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", { style: "--rows: 3" },
         el("h3", {}, t(`batching.${i ? "used" : "size"}`)),
         el("p", { class: "about" }, t(`batching.${i ? "usedLead" : "sizeLead"}`)), chart.element))),
     ),
@@ -119,7 +119,7 @@ class Gantt {
 
   _draw(width) {
     const { run, svg, app } = this;
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const rem = remPixels();
     const count = run.sequences.length;
     const line = Math.max(2, Math.min(0.95 * rem, (26 * rem) / count));
     const margin = { top: 0.3 * rem, right: 0.8 * rem, bottom: 1.8 * rem, left: 3.2 * rem };
@@ -128,7 +128,7 @@ class Gantt {
     const y = scaleBand([...run.sequences.keys()], [margin.top, height - margin.bottom])
       .paddingInner(line > 6 ? 0.25 : 0);
     svg.attr("width", width).attr("height", height).selectAll("*").remove();
-    svg.append("defs").html(PATTERNS);
+    svg.append("defs").html(patterns(rem / 16));
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - margin.bottom})`)
       .call(axisBottom(this.x).ticks(Math.max(3, Math.min(10, width / (6 * rem)))).tickSizeOuter(0));
     const stretches = run.sequences.flatMap((_, s) => run.stretches(s))
@@ -170,11 +170,11 @@ class Gantt {
 }
 
 // Fills that can be told apart without their colours.
-const stripes = (id, colour, turn, back) => `
-  <pattern id="${id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${turn})">
+const stripes = (id, colour, turn, back, scale) => `
+  <pattern id="${id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${turn}) scale(${scale})">
     <rect width="6" height="6" fill="${back}"/><rect width="2" height="6" fill="${colour}"/>
   </pattern>`;
-const PATTERNS = stripes("fill-preempted", "#ffffff", 45, "#d55e00")
-  + stripes("fill-held", "var(--hatch)", -45, "transparent")
-  + `<pattern id="fill-swapped" width="6" height="6" patternUnits="userSpaceOnUse">
+const patterns = (scale) => stripes("fill-preempted", "#ffffff", 45, "#d55e00", scale)
+  + stripes("fill-held", "var(--hatch)", -45, "transparent", scale)
+  + `<pattern id="fill-swapped" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="scale(${scale})">
       <rect width="6" height="6" fill="#cc79a7"/><circle cx="3" cy="3" r="1.4" fill="#ffffff"/></pattern>`;
