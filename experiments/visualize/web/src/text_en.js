@@ -116,7 +116,7 @@ export default {
     continuous: "Continuous batching",
     static: "Static batching",
     about: {
-      continuous: "After every iteration those that are done leave, and those that wait move up. If blocks run out, the latest arrival gives way for a while.",
+      continuous: "After every iteration those that are done leave, and those that wait move up, one after another: an iteration takes on only so many tokens of prompts. If blocks run out, the latest arrival gives way for a while.",
       static: "A batch is put together, and runs until its longest answer is done. Those that end early keep their places and their memory (hatched), and those that wait go on waiting.",
     },
     state: "Iteration {iteration}: {parts}.",
@@ -135,6 +135,7 @@ export default {
     questions: [
       ["Why not make the batch very large?", "Because of memory. Each answer in the batch needs its KV cache. Continuous batching decides who may join; paging decides how many fit. Neither is worth much alone."],
       ["Swap or compute again?", "Both give the blocks to others. Swapping copies them to the host's memory and back: it takes as long as the link between the two needs. Computing again takes no such memory, and reads the whole text at once, like a prompt. On the paper's GPU both are about equal for blocks of 16; on a CPU, where the copy stays in the same memory, swapping is much faster."],
+      ["What does preempted mean?", "That a request had to give its blocks back before it was done, since an earlier one needed them. It loses time, but no text: it goes on where it was as soon as there is room."],
       ["Why does the latest arrival give way?", "So that nobody is overtaken for ever: who came first, ends first. All sequences of a request go together, since they may share blocks."],
       ["Is each answer faster now?", "A common mistake: a single iteration is not. With more answers in a batch it even takes a little longer. What shrinks is the time in the queue, and what grows is the number of answers per second."],
     ],
@@ -144,10 +145,10 @@ export default {
     title: "What each technique brings",
     lead: "The same requests, the same model, the same kernels. The first line has neither technique, the last one has both. In between, each is alone: continuous batches with memory set aside by two of the guesses of view 1 (max, oracle), and paging with static batches. Speed was measured in runs of their own in which nothing was recorded, with all requests there at the start. What copy-on-write saves is in view 2; these requests have nothing to share.",
     table: "The systems and what they reach",
-    columns: ["system", "share of granted memory in use", "sequences in a batch", "iterations", "tokens per second", "times the first line", "tokens by now"],
+    columns: ["system", "granted memory in use", "sequences in a batch", "iterations", "tokens per second", "times the first line", "tokens by now"],
     timed: "On the machine that made this page; small models and few requests make small differences. Larger runs, with their dates and machines, are in the project's documentation.",
     race: "The race",
-    raceLead: "Tokens written by each iteration.",
+    raceLead: "How many tokens of all the answers have been written, iteration by iteration.",
     state: "After {iteration} iterations: {list} tokens.",
     questions: [
       ["What does it not do?", "It does not make the model smaller, smarter or faster at a single token, and it does not shrink the weights. With one user at a time, or where arithmetic and not memory is the limit, there is little to gain."],
