@@ -38,6 +38,7 @@ from experiments.token_check import (
     find_differences,
     with_gap,
 )
+from experiments.visualize.run import PageExperiment
 from experiments.workloads import Workload, build_workload, read_texts
 from paged_jax import Engine, compilation_cache
 from paged_jax.config import ConfigError
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     console = Console(highlight=False)
     words = sys.argv[1:] if argv is None else argv
-    experiment: Experiment | StudyExperiment | None = None
+    experiment: Experiment | StudyExperiment | PageExperiment | None = None
     try:
         command = parse(words)
         if command.list_configs:
@@ -67,8 +68,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{name:17} {first_line(path)}")
             return 0
         with Interrupts() as interrupts:
-            kind = StudyExperiment if "studies" in command.config else Experiment
-            experiment = kind(command, console, interrupts)
+            experiment = _kind(command)(command, console, interrupts)
             experiment.run()
         return 0
     except (UserError, ConfigError, RequestError, CheckpointError) as error:
@@ -79,6 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(_interrupted(experiment, words), file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _kind(command: Command):
+    """Returns what runs a command: the class of an experiment."""
+    if "page" in command.config:
+        return PageExperiment
+    return StudyExperiment if "studies" in command.config else Experiment
 
 
 class Experiment:
@@ -330,11 +337,12 @@ def _enable_compilation_cache() -> None:
 
 
 def _interrupted(
-    experiment: Experiment | StudyExperiment | None, words: list[str]
+    experiment: Experiment | StudyExperiment | PageExperiment | None,
+    words: list[str],
 ) -> str:
     """Says what is kept and how to go on."""
     if experiment is None or experiment.folder is None:
-        return "interrupted before anything was run"
+        return "interrupted before there was anything to keep"
     path, done = experiment.folder.path, len(experiment.folder.rows)
     return (
         f"interrupted; {done} of {len(experiment.cells)} cells are kept in {path}; go "

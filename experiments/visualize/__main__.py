@@ -3,19 +3,20 @@
 import argparse
 import functools
 import http.server
-import os
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments import environment
 from experiments.errors import UserError
-from experiments.prompts import read_prompts
-from experiments.visualize import page
-from experiments.visualize.scenes import FULL, serve_all
-from paged_jax import CheckpointError, compilation_cache, load_model
+from experiments.visualize.run import (
+    FILE,
+    enable_compilation_cache,
+    make_page,
+    write,
+)
+from experiments.visualize.settings import page_config
+from paged_jax.config import ConfigError
 from paged_jax.engine import MAX_SEED
 from paged_jax.models.load import DEFAULT_MODEL
 
@@ -45,7 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/visualize.html"), help="the file"
+        "--out", type=Path, default=Path("results") / FILE, help="the file"
     )
     parser.add_argument(
         "--model",
@@ -67,47 +68,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def make(args: argparse.Namespace, argv: list[str], size: Any = FULL) -> str:
+def make(args: argparse.Namespace, argv: list[str]) -> str:
     """Serves the workload, and returns the page."""
-    try:
-        prompts = read_prompts(args.prompts)
-        model = load_model(args.model)
-    except (ValueError, CheckpointError) as error:
-        raise UserError(str(error)) from None
-    if model.tokenizer is None:
-        raise UserError(f"--model={args.model} has no tokenizer; the page shows texts")
-    data = serve_all(model, prompts.prompts, args.seed, size, _say)
-    about = {
-        "model": args.model,
-        "seed": args.seed,
-        "command": shlex.join(["python", "-m", "experiments.visualize", *argv]),
-        "environment": environment.describe(),
-    }
-    return page.render(
-        {
-            "format": page.FORMAT,
-            "about": about,
-            **data,
-            "simulations": page.simulations(),
-        }
-    )
-
-
-def write(path: Path, text: str) -> None:
-    """Writes the file whole or not at all.
-
-    Raises:
-      UserError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".html")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except OSError as error:
-        raise UserError(f"--out={path}: {error.strerror}; name another file") from None
+    config = page_config()
+    config.model, config.seed = args.model, args.seed
+    config.prompts = str(args.prompts or "")
+    command = shlex.join(["python", "-m", "experiments.visualize", *argv])
+    return make_page(config, command, _say)
 
 
 def serve(path: Path, port: int) -> None:
@@ -160,15 +127,12 @@ def main(argv: list[str] | None = None) -> int:
         args = parse(words)
         if args.out.is_dir():
             raise UserError(f"--out={args.out} is a directory; name a file")
-        try:
-            compilation_cache.enable()
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        enable_compilation_cache()
         write(args.out, make(args, words))
         print(f"page: {args.out}", flush=True)
         if args.serve:
             serve(args.out, args.port)
-    except UserError as error:
+    except (UserError, ConfigError) as error:
         print(f"visualize: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:

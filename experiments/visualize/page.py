@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 _DATA = Path(__file__).parent / "data"
+# What it shares with the reports of experiments.
+_THEME = Path(__file__).parent.parent / "data" / "theme.css"
 # Read by the built script; a change of what is below them needs a new number.
 FORMAT = 1
 
@@ -17,7 +19,7 @@ def render(data: dict[str, Any]) -> str:
         into text nodes, and no `<` of theirs is in the file.
     """
     parts = {
-        "style": _read("page.css"),
+        "style": _THEME.read_text("utf-8") + _read("page.css"),
         "script": _read("page.js"),
         "data": script_safe(
             json.dumps(data, ensure_ascii=False, separators=(",", ":"))

@@ -39,40 +39,6 @@ class Size(NamedTuple):
     sharing_config: EngineConfig
 
 
-# Room for four requests of the model length: contiguous memory that reserves it can
-# serve four at once. Nothing is set aside, so that blocks do run out.
-FULL = Size(
-    requests=20,
-    longest_prompt=90,
-    longest_output=72,
-    sharing_output=26,
-    config=EngineConfig(
-        block_size=16,
-        num_blocks=64,
-        max_model_len=256,
-        max_seqs=16,
-        max_requests=32,
-        max_prefixes=0,
-        token_budget=32,
-        min_bucket=16,
-        watermark=0.0,
-        spare_blocks=0,
-    ),
-    sharing_config=EngineConfig(
-        block_size=8,
-        num_blocks=48,
-        max_model_len=128,
-        max_seqs=4,
-        max_requests=4,
-        max_prefixes=0,
-        max_n=4,
-        max_beam_width=4,
-        token_budget=32,
-        min_bucket=16,
-        watermark=0.0,
-    ),
-)
-
 # Memory manager, batching, and what happens when blocks run out.
 SYSTEMS = {
     "paged": ("paged", "continuous", "recompute"),

@@ -8,14 +8,17 @@ from experiments.command_line import config_files, parse
 from experiments.studies.base_config import scale_of
 from experiments.studies.study import load_study
 from experiments.sweep import expand, parse_sweeps
+from experiments.visualize.settings import size_of
 
 
-def is_study(name):
-    return "studies" in parse([f"--config={name}"]).config
+def kinds_of(name):
+    config = parse([f"--config={name}"]).config
+    return {kind for kind in ("studies", "page") if kind in config} or {"cells"}
 
 
-STUDIES = [name for name in config_files() if is_study(name)]
-RUNS = [name for name in config_files() if name not in STUDIES]
+STUDIES = [name for name in config_files() if kinds_of(name) == {"studies"}]
+RUNS = [name for name in config_files() if kinds_of(name) == {"cells"}]
+PAGES = [name for name in config_files() if kinds_of(name) == {"page"}]
 
 
 def cells_of(name, preset):
@@ -62,6 +65,19 @@ def test_its_studies_are_there_and_have_tasks(name, preset, tmp_path):
     assert len(set(config.studies)) == len(config.studies) > 0
     for study in map(load_study, config.studies):
         assert study.TITLE and study.tasks(scale_of(config))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", PAGES)
+def test_its_page_can_be_made(name, preset):
+    config = parse([f"--config={name}", f"--preset={preset}"]).config
+    assert config.name == name
+    size = size_of(config)
+    # Contiguous memory serves a few at once, and most wait.
+    at_once = (
+        size.config.num_blocks * size.config.block_size // size.config.max_model_len
+    )
+    assert 1 < at_once < size.requests / 2
 
 
 def test_most_is_run_for_the_full_preset():

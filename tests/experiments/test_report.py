@@ -1,4 +1,5 @@
 import copy
+import re
 
 import pytest
 from report_cases import EVIL, PNG, Outline, assert_self_contained, served, study
@@ -7,6 +8,7 @@ from experiments.claims import claim
 from experiments.report import render
 from experiments.report.claim_lines import difference
 from experiments.report.run_record import label
+from experiments.visualize import page
 
 
 @pytest.fixture
@@ -42,6 +44,12 @@ def test_the_report_has_all_that_a_reader_needs(summary):
 def test_the_report_needs_no_other_file(summary):
     html = render(summary, {"a.png": ("x.", PNG)}, "c")
     assert_self_contained(html)
+
+
+def test_the_report_looks_like_the_interactive_page(summary):
+    theme = re.compile(r"--(?:paper|ink|accent|good): #[0-9a-f]{6}|--serif: [^;]+")
+    look = theme.findall(render(summary, {}, "again"))
+    assert len(look) == 13 and look == theme.findall(page.render({}))
 
 
 def test_everything_is_escaped(summary):

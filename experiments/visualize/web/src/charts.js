@@ -2,34 +2,39 @@
 
 import { max } from "d3-array";
 import { axisBottom, axisLeft } from "d3-axis";
+import { format } from "d3-format";
 import { scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
 import { curveStepAfter, line, area } from "d3-shape";
-import { el, watchSize } from "./dom.js";
+import { el, remPixels, watchSize } from "./dom.js";
 
-const DASHES = ["6 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2"];
+// In sixteenths of a rem.
+const DASHES = [[6, 3], [2, 3], [9, 3, 2, 3], [12, 4], [5, 2, 1, 2, 1, 2]];
 const MOST_POINTS = 1200;
 
 /**
  * A chart of series `{ label, values | points, colour, dash, filled }`, of one value an
  * iteration or of points [x, y]. `options`: `label`, `x`, `y` (names of the axes),
- * `height`, `top` (of y), `format` (of y), `onSeek(x)`.
+ * `height`, `top` (of y), `format` (of y), `onSeek(x)`. The legend of values has those
+ * at the mark.
  */
 export class LineChart {
   constructor(series, options) {
     this.series = series.map((s, i) => ({
-      dash: s.strong ? "" : DASHES[i % DASHES.length], ...s,
+      dash: s.strong ? [] : DASHES[i % DASHES.length], ...s,
       points: s.points ?? thin(s.values.map((v, k) => [k, v])),
     }));
     this.options = options;
     this.element = el("div", { class: "chart" });
     this.svg = select(this.element).append("svg")
       .attr("role", "img").attr("aria-label", options.label);
+    this.values = this.series.map(() => el("b", {}));
     this.legend = el(
-      "ul", { class: "legend", "aria-hidden": "true" },
-      this.series.map((s) => el("li", {}, swatch(s), s.label)),
+      "ul", { class: "legend" },
+      this.series.map((s, i) => el("li", {}, swatch(s), s.label, s.values && this.values[i])),
     );
     if (this.series.length > 1) this.element.append(this.legend);
+    this.format = format(options.format ?? ",");
     this._cursor = null;
     this._stop = watchSize(this.element, (width) => this._draw(width));
   }
@@ -38,7 +43,7 @@ export class LineChart {
 
   _draw(width) {
     const { options, series } = this;
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const rem = remPixels();
     const margin = { top: 0.6 * rem, right: 0.8 * rem, bottom: 2.6 * rem, left: 3.2 * rem };
     const height = (options.height ?? 11) * rem;
     const top = options.top ?? (max(series, (s) => max(s.points, (p) => p[1])) || 1);
@@ -64,10 +69,10 @@ export class LineChart {
           .attr("fill-opacity", 0.18);
       }
       this.svg.append("path").attr("class", s.strong ? "series strong" : "series")
-        .attr("d", shape(s.points)).attr("stroke", s.colour).attr("stroke-dasharray", s.dash);
+        .attr("d", shape(s.points)).attr("stroke", s.colour).attr("stroke-dasharray", dashes(s, rem));
       if (s.dots) {
         this.svg.selectAll(null).data(s.points.filter((p) => p[1] <= top)).join("circle")
-          .attr("cx", (p) => this.x(p[0])).attr("cy", (p) => this.y(p[1])).attr("r", 3)
+          .attr("cx", (p) => this.x(p[0])).attr("cy", (p) => this.y(p[1])).attr("r", 0.19 * rem)
           .attr("fill", s.colour);
       }
     }
@@ -87,6 +92,9 @@ export class LineChart {
   /** Puts the mark at x. */
   show(at) {
     this._cursor = at;
+    this.series.forEach(({ values }, i) => {
+      if (values) this.values[i].textContent = at < values.length ? this.format(values[at]) : "–";
+    });
     if (!this.mark) return;
     const x = this.x(Math.min(at, this.x.domain()[1]));
     this.mark.attr("x1", x).attr("x2", x).attr("visibility", null);
@@ -107,12 +115,17 @@ function thin(points) {
   return kept;
 }
 
+function dashes(s, rem) {
+  return s.dash.length ? s.dash.map((length) => (length * rem) / 16).join(" ") : null;
+}
+
 function swatch(s) {
   const namespace = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(namespace, "svg");
-  select(svg).attr("width", 28).attr("height", 10).append("line")
-    .attr("x1", 0).attr("x2", 28).attr("y1", 5).attr("y2", 5)
-    .attr("stroke", s.colour).attr("stroke-width", s.strong ? 3.5 : 2.5)
-    .attr("stroke-dasharray", s.dash);
+  const rem = remPixels();
+  select(svg).attr("width", 1.75 * rem).attr("height", 0.6 * rem).append("line")
+    .attr("x1", 0).attr("x2", 1.75 * rem).attr("y1", 0.3 * rem).attr("y2", 0.3 * rem)
+    .attr("stroke", s.colour).attr("stroke-width", (s.strong ? 0.22 : 0.16) * rem)
+    .attr("stroke-dasharray", dashes(s, rem));
   return svg;
 }

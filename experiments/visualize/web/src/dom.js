@@ -59,6 +59,11 @@ export function choice(label, options, chosen, onChoose) {
   return group;
 }
 
+/** CSS pixels of a rem, which grows with the screen. */
+export function remPixels() {
+  return parseFloat(getComputedStyle(document.documentElement).fontSize);
+}
+
 /** The width of an element in CSS pixels, and a call when it changes. */
 export function watchSize(element, onSize) {
   let width = 0;

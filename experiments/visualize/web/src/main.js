@@ -43,7 +43,12 @@ const app = {
   },
   seek(k) { pause(); go(k); },
   /** Draws the view anew, after a choice that changes how long it is. */
-  redraw() { mount(); },
+  redraw() {
+    const group = document.activeElement?.closest("[role=radiogroup]")?.getAttribute("aria-label");
+    mount();
+    // The choice is a new element, and keeps the focus.
+    main.querySelector(`[role=radiogroup][aria-label="${group}"] [aria-checked=true]`)?.focus();
+  },
 };
 
 const t = app.t.bind(app);
@@ -89,6 +94,7 @@ function build() {
     "select", { id: "speed", "aria-label": t("speed"), on: { change: () => { speeds[view] = Number(controls.speed.value); } } },
     SPEEDS.map((s) => el("option", { value: s, selected: s === speeds[view] }, t("perSecond", { speed: s }))),
   );
+  bar.setAttribute("aria-label", t("timeline"));
   controls.live = el("p", { id: "live", class: "hidden", "aria-live": "polite" });
   bar.replaceChildren(
     el("div", { class: "buttons" },
@@ -117,6 +123,7 @@ function about() {
     el("p", {}, t("made.text", {
       model, seed, cpu: environment.cpu, cores: environment.cores,
       started: environment.started, jax: environment.packages.jax,
+      longest: data.about.longest_output,
     })),
     el("p", {}, el("code", {}, command)),
     el("p", {}, t("made.same", same())),
@@ -141,6 +148,8 @@ function mount() {
     const tab = document.getElementById(`tab-${name}`);
     tab.setAttribute("aria-selected", String(name === view));
     tab.tabIndex = name === view ? 0 : -1;
+    // Where not all of them fit.
+    if (name === view) tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - 40;
   }
   controls.scrub.max = current.frames - 1;
   controls.speed.value = speeds[view];
@@ -221,6 +230,8 @@ document.addEventListener("keydown", (event) => {
   // Keys that a control has a use of its own for are the control's.
   if (target && (event.key === " " || event.key === "Enter")) return;
   if (target?.matches("input, select") && /^(Arrow|Home|End|Page|[0-9])/.test(event.key)) return;
+  const scroller = event.target.closest(".scroller");
+  if (scroller?.scrollWidth > scroller?.clientWidth && /^Arrow(Left|Right)/.test(event.key)) return;
   const far = event.shiftKey ? 10 : 1;
   const action = {
     " ": toggle, ArrowRight: () => step(far), ArrowLeft: () => step(-far),

@@ -25,12 +25,13 @@ export function memoryView(app) {
     onPick: (block) => pick(block == null ? -1 : ownerOf(block)),
   });
   const caption = el("p", { class: "caption" });
-  const table = el("div", { class: "block-table" });
+  const table = el("div", { class: "block-table", role: "list" });
   const tableTitle = el("p", { class: "table-title" });
   const arrows = select(document.createElementNS("http://www.w3.org/2000/svg", "svg"))
     .attr("class", "arrows").attr("aria-hidden", "true");
   const stage = el("div", { class: "stage" }, tableTitle, table, pool.element, arrows.node());
-  const words = el("p", { class: "words" });
+  const numbers = el("p", { class: "numbers" });
+  const words = el("div", { class: "words" });
   const chips = el("div", { class: "chips", role: "group", "aria-label": t("memory.sequences") });
   pool.onSize = () => drawArrows();
 
@@ -40,7 +41,7 @@ export function memoryView(app) {
     const numbers = el("p", { class: "numbers" });
     const element = el(
       "figure", { class: "other" },
-      el("figcaption", {}, el("b", {}, t(`systems.${name}`)), el("span", {}, t(`memory.why.${name}`))),
+      el("figcaption", {}, el("b", {}, t(`systems.${name}`)), el("span", {}, t(`memory.why.${name}`, { most: recording.maxModelLen }))),
       small.element, numbers,
     );
     return { name, recording, small, numbers, element };
@@ -67,10 +68,11 @@ export function memoryView(app) {
     el(
       "div", { class: "main" },
       el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead")),
-      caption, stage,
-      legend(app), chips, words,
-      el("h3", {}, t("memory.others")), el("p", {}, t("memory.othersLead")),
-      el("div", { class: "others" }, others.map((o) => o.element)),
+      el("div", { class: "side-by-side" },
+        el("div", {}, caption, stage, numbers, legend(app), chips, words),
+        el("div", {},
+          el("h3", {}, t("memory.others")), el("p", {}, t("memory.othersLead")),
+          el("div", { class: "others" }, others.map((o) => o.element)))),
       el("h3", {}, t("memory.chart")), el("p", {}, t("memory.chartLead")), chart.element,
     ),
     questions(t("questions"), app.text.memory.questions),
@@ -118,6 +120,7 @@ export function memoryView(app) {
     pool.draw(shown, selected());
     drawTable();
     drawChips();
+    numbers.textContent = wasted(app, run, shown);
     for (const { recording, small, numbers } of others) {
       const at = frameIn(recording, k);
       small.draw(at);
@@ -137,21 +140,21 @@ export function memoryView(app) {
     }) + (onHost ? t("memory.onHost") : "");
     const size = run.blockSize;
     select(table).selectAll("span").data(blocks).join(
-      (enter) => enter.append("span").call((s) => { s.append("i"); s.append("b"); }),
+      (enter) => enter.append("span").attr("role", "listitem").call((s) => { s.append("i"); s.append("b"); }),
     ).call((cells) => {
       cells.style("--fill", (_, i) => Math.max(0, Math.min(1, (state.length[row] - i * size) / size)))
         .style("--paint", () => (sequence < 0 ? null : cssPaint(paintOf(run.sequences[sequence][0]))))
-        .attr("title", (block, i) => t("memory.entry", { logical: i, physical: block }));
+        .attr("title", (block, i) => t("memory.entry", { logical: i, physical: block }))
+        .attr("aria-label", (block, i) => t("memory.entry", { logical: i, physical: block }));
       cells.select("i").text((_, i) => i);
       cells.select("b").text((block) => block);
     });
     const { prompt, output } = sequence < 0 ? { prompt: [], output: [] } : run.textAt(sequence, shown);
     const request = sequence < 0 ? null : run.requests[run.sequences[sequence][0]];
     words.replaceChildren(
-      ...(request == null ? [] : [
-        el("q", { class: "asked" }, request.prompt.slice(0, 240)), " ",
-        el("span", { class: "answer" }, output.join("") || "…"),
-      ]),
+      request == null ? "" : el("div", {},
+        el("q", { class: "asked" }, request.prompt),
+        el("span", { class: "answer" }, output.join("") || "…")),
     );
     words.hidden = !prompt.length && !request;
     drawArrows(onHost ? [] : blocks, sequence);
@@ -214,10 +217,12 @@ export function memoryView(app) {
 /** What a system has granted and not used, in words. */
 function wasted(app, recording, k) {
   const slots = recording.numBlocks * recording.blockSize;
-  const share = (field) => percent(recording.log[field][k] / slots);
+  const { live, reservation, internal } = recording.log;
+  const share = (used) => percent(used / slots);
   const done = recording.sequences.filter((_, s) => recording.activityAt(s, k) >= 6).length;
   return app.t("memory.numbers", {
-    live: share("live"), ahead: share("reservation"), internal: share("internal"),
+    live: share(live[k]), ahead: share(reservation[k]), internal: share(internal[k]),
+    free: share(Math.max(0, slots - live[k] - reservation[k] - internal[k])),
     running: recording.log.running[k], done, all: recording.sequences.length,
   });
 }

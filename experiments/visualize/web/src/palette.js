@@ -28,12 +28,15 @@ export function cssPaint({ colour, pattern }) {
 
 const made = new Map();
 
-/** A canvas fill of a paint; `alpha` thins it out. */
-export function canvasPaint(context, { colour, pattern }, scale) {
+/**
+ * A canvas fill of a paint. `scale`: device pixels of a CSS pixel, by which the context
+ * is scaled; `grain`: how coarse the pattern is, 1 where a rem has 16 pixels.
+ */
+export function canvasPaint(context, { colour, pattern }, scale, grain) {
   if (pattern === "plain") return colour;
-  const key = `${colour} ${pattern} ${scale}`;
+  const key = `${colour} ${pattern} ${scale * grain}`;
   if (!made.has(key)) {
-    const size = Math.round(6 * scale);
+    const size = Math.round(6 * scale * grain);
     const tile = document.createElement("canvas");
     tile.width = tile.height = size;
     const pen = tile.getContext("2d");
@@ -42,20 +45,27 @@ export function canvasPaint(context, { colour, pattern }, scale) {
     stroke(pen, pattern, size, "rgba(0, 0, 0, 0.42)");
     made.set(key, tile);
   }
-  return context.createPattern(made.get(key), "repeat");
+  return tiled(context, made.get(key), scale);
+}
+
+/** A pattern whose tile has device pixels, in a context that is scaled. */
+function tiled(context, tile, scale) {
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / scale));
+  return pattern;
 }
 
 /** Hatching for what is granted and never used. */
-export function hatch(context, colour, scale) {
-  const key = `hatch ${colour} ${scale}`;
+export function hatch(context, colour, scale, grain) {
+  const key = `hatch ${colour} ${scale * grain}`;
   if (!made.has(key)) {
-    const size = Math.round(6 * scale);
+    const size = Math.round(6 * scale * grain);
     const tile = document.createElement("canvas");
     tile.width = tile.height = size;
     stroke(tile.getContext("2d"), "rising", size, colour);
     made.set(key, tile);
   }
-  return context.createPattern(made.get(key), "repeat");
+  return tiled(context, made.get(key), scale);
 }
 
 function stroke(pen, pattern, size, colour) {

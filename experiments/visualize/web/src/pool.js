@@ -3,7 +3,7 @@
 import { scaleBand } from "d3-scale";
 import { range } from "d3-array";
 import { canvasPaint, hatch, paintOf, variable } from "./palette.js";
-import { el, watchSize } from "./dom.js";
+import { el, remPixels, watchSize } from "./dom.js";
 
 // More labels than these, and they cannot be read.
 const MOST_LABELS = 400;
@@ -51,6 +51,7 @@ export class Pool {
     this.x = scaleBand(range(columns), [0, width]).paddingInner(gap);
     this.y = scaleBand(range(rows), [0, height]).paddingInner(gap);
     this.scale = window.devicePixelRatio || 1;
+    this.grain = remPixels() / 16;
     this._colours = Object.fromEntries(NAMES.map((name) => [name, variable(name)]));
     this._fills = new Map();
     this.canvas.width = Math.round(width * this.scale);
@@ -120,7 +121,7 @@ export class Pool {
     }
     context.globalAlpha = strength;
     if (live + ahead < height) {
-      context.fillStyle = this._fill("hatch", () => hatch(context, colours["--hatch"], this.scale));
+      context.fillStyle = this._fill("hatch", () => hatch(context, colours["--hatch"], this.scale, this.grain));
       context.fillRect(x, y, width, height - live - ahead);
     }
     if (ahead) {
@@ -130,11 +131,11 @@ export class Pool {
     }
     context.globalAlpha = strength;
     context.fillStyle = block.ended ? colours["--dead"]
-      : this._fill(paint.colour + paint.pattern, () => canvasPaint(context, paint, this.scale));
+      : this._fill(paint.colour + paint.pattern, () => canvasPaint(context, paint, this.scale, this.grain));
     context.fillRect(x, y + height - live, width, live);
     context.globalAlpha = back ? 0.5 : 1;
     if (width >= 20 || sequence === selected) {
-      context.lineWidth = sequence === selected ? 2 : 1;
+      context.lineWidth = (sequence === selected ? 2 : 1) * this.grain;
       context.strokeStyle = sequence === selected ? colours["--ink"] : paint.colour;
       const inset = context.lineWidth / 2;
       context.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);

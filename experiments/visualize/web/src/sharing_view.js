@@ -2,7 +2,7 @@
 
 import { select } from "d3-selection";
 import { linkHorizontal } from "d3-shape";
-import { choice, el, questions, watchSize } from "./dom.js";
+import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { cssPaint, paintOf } from "./palette.js";
 import { layers, happenings } from "./sharing_events.js";
 import { frameIn, percent } from "./words.js";
@@ -87,7 +87,7 @@ export function sharingView(app) {
   }
 
   function draw(k) {
-    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const rem = remPixels();
     const now = layers(run, k);
     const before = k ? layers(run, k - 1) : [];
     const taken = new Set(now.map((card) => `${card.column} ${card.lane}`));
