@@ -32,7 +32,7 @@ def study_config(preset: str, name: str, studies: tuple[str, ...]) -> ConfigDict
 
 def scale_of(config: ConfigDict) -> Scale:
     """Returns how much is run, from settings with `preset` and `seed`."""
-    values = flat(config)
+    values, options = flat(config), config.get("options")
     first = values["seed"]
     return Scale(
         values["preset"],
@@ -40,5 +40,5 @@ def scale_of(config: ConfigDict) -> Scale:
         values["time_share"],
         values["tolerance"],
         values["grid"],
-        flat(config.options) if "options" in config else {},
+        flat(options) if isinstance(options, ConfigDict) else {},
     )
