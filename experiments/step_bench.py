@@ -74,7 +74,6 @@ class StepBench:
         state = self.loop.state
         static = self.program.config
         scheduler = init_scheduler(static, _MANAGER, False)
-        scheduler = jax.tree.map(lambda x: x.copy(), scheduler)
         self.loop.state = dataclasses.replace(state, scheduler=scheduler)
         most = self.config.max_model_len - context
         self.loop.submit(greedy_requests(self.config, [(context, [most])] * batch))

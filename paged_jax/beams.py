@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from paged_jax.new_arrays import full, zeros
 from paged_jax.sampling import Candidates
 
 
@@ -77,19 +79,17 @@ class NewBeams(NamedTuple):
 def init_beams(num_requests: int, max_model_len: int) -> BeamState:
     """Returns no searches, for `num_requests` slots and the null request."""
     rows = num_requests + 1
-    zeros = jnp.zeros(rows, jnp.int32)
-    table = jnp.zeros((rows, max_model_len), jnp.int32)
     return BeamState(
-        width=zeros,
-        number=zeros,
-        length_penalty=jnp.zeros(rows, jnp.float32),
-        stopping=zeros,
-        total=jnp.zeros(rows, jnp.float32),
-        parents=table - 1,
-        score=jnp.full(rows, -jnp.inf, jnp.float32),
-        length=zeros,
-        tokens=table,
-        logprobs=jnp.zeros((rows, max_model_len), jnp.float32),
+        width=zeros(rows),
+        number=zeros(rows),
+        length_penalty=zeros(rows, np.float32),
+        stopping=zeros(rows),
+        total=zeros(rows, np.float32),
+        parents=full((rows, max_model_len), -1),
+        score=full(rows, -np.inf, np.float32),
+        length=zeros(rows),
+        tokens=zeros((rows, max_model_len)),
+        logprobs=zeros((rows, max_model_len), np.float32),
     )
 
 

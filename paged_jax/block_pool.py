@@ -12,8 +12,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax import lru
+from paged_jax.new_arrays import full, on_device, zeros
 from paged_jax.prefix_cache import PrefixCache, init_prefix_cache, remove
 
 
@@ -60,11 +62,11 @@ def init_block_pool(num_blocks: int, cached_block_size: int = 0) -> BlockPool:
       num_blocks: usable blocks.
       cached_block_size: B, tokens in a block, to cache full ones; 0 for no cache.
     """
-    stack = jnp.arange(num_blocks, -1, -1, dtype=jnp.int32)  # ends with the null block
+    stack = np.arange(num_blocks, -1, -1, dtype=np.int32)  # ends with the null block
     return BlockPool(
-        free_stack=stack,
-        num_free=jnp.int32(num_blocks),
-        ref_count=jnp.zeros(num_blocks + 1, jnp.int32),
+        free_stack=on_device(stack),
+        num_free=full((), num_blocks),
+        ref_count=zeros(num_blocks + 1),
         prefix_cache=init_prefix_cache(num_blocks, cached_block_size)
         if cached_block_size
         else (),

@@ -24,6 +24,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from paged_jax.new_arrays import full, on_device
+
 # Indices and the values to write there: i32[K] both.
 _Pairs = tuple[jax.Array, jax.Array]
 
@@ -114,10 +116,10 @@ def init_buddy(num_blocks: int, max_blocks_per_request: int) -> BuddyPool:
         chunk[start] = order + 1
         start += 1 << order
     return BuddyPool(
-        next=jnp.asarray(following),
-        previous=jnp.asarray(previous),
-        chunk=jnp.asarray(chunk),
-        num_free=jnp.asarray(num_blocks, jnp.int32),
+        next=on_device(following),
+        previous=on_device(previous),
+        chunk=on_device(chunk),
+        num_free=full((), num_blocks),
     )
 
 

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from paged_jax.new_arrays import zeros
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +34,8 @@ class LruList:
 
 def init_lru(num_blocks: int) -> LruList:
     """Returns an empty list for blocks 1 to `num_blocks`."""
-    links = jnp.zeros(num_blocks + 1, jnp.int32)
-    zero = jnp.int32(0)
-    return LruList(links, links, zero, zero, zero)
+    links = num_blocks + 1
+    return LruList(zeros(links), zeros(links), zeros(()), zeros(()), zeros(()))
 
 
 def push(lru: LruList, blocks: jax.Array, valid: jax.Array) -> LruList:

@@ -15,8 +15,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paged_jax.lru import LruList, init_lru
+from paged_jax.new_arrays import full, zeros
 
 
 @jax.tree_util.register_dataclass
@@ -72,13 +74,13 @@ def init_prefix_cache(
     size = num_blocks + 1
     entries = 1 << (2 * num_blocks - 1).bit_length()
     return PrefixCache(
-        table=jnp.zeros(entries, jnp.int32),
-        key=jnp.zeros((size, 2), jnp.uint32),
-        parent=jnp.full(size, -1, jnp.int32),
-        tokens=jnp.zeros((size, width), jnp.int32),
+        table=zeros(entries),
+        key=zeros((size, 2), np.uint32),
+        parent=full(size, -1),
+        tokens=zeros((size, width)),
         idle=init_lru(num_blocks),
-        hit_tokens=jnp.int32(0),
-        evicted=jnp.int32(0),
+        hit_tokens=zeros(()),
+        evicted=zeros(()),
         block_size=block_size,
     )
 

@@ -5,6 +5,9 @@ import enum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from paged_jax.new_arrays import full, on_device, zeros
 
 
 class RequestStatus(enum.IntEnum):
@@ -164,32 +167,31 @@ def init_requests(
 ) -> Requests:
     """Returns `num_requests` free slots and the null request."""
     rows = num_requests + 1
-    zeros = jnp.zeros(rows, jnp.int32)
     return Requests(
-        tokens=jnp.zeros((rows, max_model_len), jnp.int32),
-        length=zeros,
-        prompt_len=zeros,
-        max_len=zeros,
-        reserved_len=zeros,
-        arrival=zeros,
-        prefix_row=zeros - 1,
-        group=jnp.arange(rows if groups else 0, dtype=jnp.int32),
-        status=zeros,
-        stop_ids=jnp.full((rows, max_stop_ids), -1, jnp.int32),
-        timeline=jnp.full((rows, 3), -1, jnp.int32),
-        logprobs=jnp.zeros((rows, max_model_len), jnp.float32),
-        top_ids=jnp.zeros((rows, max_model_len, max_logprobs), jnp.int32),
-        top_logprobs=jnp.zeros((rows, max_model_len, max_logprobs), jnp.float32),
+        tokens=zeros((rows, max_model_len)),
+        length=zeros(rows),
+        prompt_len=zeros(rows),
+        max_len=zeros(rows),
+        reserved_len=zeros(rows),
+        arrival=zeros(rows),
+        prefix_row=full(rows, -1),
+        group=on_device(np.arange(rows if groups else 0, dtype=np.int32)),
+        status=zeros(rows),
+        stop_ids=full((rows, max_stop_ids), -1),
+        timeline=full((rows, 3), -1),
+        logprobs=zeros((rows, max_model_len), np.float32),
+        top_ids=zeros((rows, max_model_len, max_logprobs)),
+        top_logprobs=zeros((rows, max_model_len, max_logprobs), np.float32),
         sampling=SamplingState(
-            temperature=jnp.zeros(rows, jnp.float32),
-            top_p=jnp.ones(rows, jnp.float32),
-            min_p=jnp.zeros(rows, jnp.float32),
-            top_k=zeros,
-            key=jnp.zeros((rows, 2), jnp.uint32),
+            temperature=zeros(rows, np.float32),
+            top_p=full(rows, 1, np.float32),
+            min_p=zeros(rows, np.float32),
+            top_k=zeros(rows),
+            key=zeros((rows, 2), np.uint32),
         ),
     )
 
 
 def init_queue(num_requests: int) -> WaitingQueue:
     """Returns an empty queue for `num_requests` requests."""
-    return WaitingQueue(jnp.zeros(num_requests, jnp.int32), jnp.int32(0), jnp.int32(0))
+    return WaitingQueue(zeros(num_requests), zeros(()), zeros(()))

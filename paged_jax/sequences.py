@@ -8,7 +8,8 @@ import dataclasses
 import enum
 
 import jax
-import jax.numpy as jnp
+
+from paged_jax.new_arrays import full, zeros
 
 
 class SequenceStatus(enum.IntEnum):
@@ -62,13 +63,12 @@ def on_host(sequences: Sequences) -> jax.Array:
 
 def init_sequences(num_rows: int, table_width: int, null_request: int = 0) -> Sequences:
     """Returns `num_rows` empty rows with room for `table_width` blocks each."""
-    zeros = jnp.zeros(num_rows, jnp.int32)
     return Sequences(
-        block_table=jnp.zeros((num_rows, table_width), jnp.int32),
-        num_blocks=zeros,
-        length=zeros,
-        request=jnp.full(num_rows, null_request, jnp.int32),
-        status=zeros,
+        block_table=zeros((num_rows, table_width)),
+        num_blocks=zeros(num_rows),
+        length=zeros(num_rows),
+        request=full(num_rows, null_request),
+        status=zeros(num_rows),
     )
 
 

@@ -13,6 +13,7 @@ from paged_jax.compat import host_memory
 from paged_jax.config import StepConfig
 from paged_jax.kv_cache import KVCache, init_kv_cache
 from paged_jax.memory_managers import MemoryManager
+from paged_jax.new_arrays import full, zeros
 from paged_jax.requests import (
     RequestStatus,
     SamplingState,
@@ -146,7 +147,10 @@ def _pack_beams(batch: Sequence[NewRequest], column: Callable) -> NewBeams:
 def init_scheduler(
     config: StepConfig, manager: MemoryManager, static_batching: bool
 ) -> SchedulerState:
-    """Returns a scheduler's state with nothing in it."""
+    """Returns a scheduler's state with nothing in it.
+
+    Every leaf is a buffer of its own, so that all of them can be donated.
+    """
     return SchedulerState(
         pool=manager.init(config),
         sequences=init_sequences(
@@ -160,10 +164,10 @@ def init_scheduler(
             config.groups,
         ),
         queue=init_queue(config.num_requests),
-        iteration=jnp.int32(0),
-        static_batching=jnp.bool_(static_batching),
-        log=jnp.zeros((config.log_length, len(Field)), jnp.float32),
-        log_count=jnp.int32(0),
+        iteration=zeros(()),
+        static_batching=full((), static_batching, np.bool_),
+        log=zeros((config.log_length, len(Field)), np.float32),
+        log_count=zeros(()),
         beams=init_beams(config.num_requests, config.max_model_len)
         if config.beams
         else (),
@@ -179,10 +183,10 @@ def init_state(
 ) -> EngineState:
     """Returns an engine's state with nothing in it.
 
-    Every leaf is a buffer of its own, so that all of them can be donated.
+    Every leaf is a buffer of its own, so that all of them can be donated; those of the
+    cache are taken as they are.
     """
     state = EngineState(init_scheduler(config, manager, static_batching), cache)
-    state = jax.tree.map(lambda x: x.copy(), state)
     if not config.host_blocks:
         return state
     layers, _, size, heads, dim = cache.k.shape

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from paged_jax.block_pool import BlockPool, drop, hold, init_block_pool, take
 from paged_jax.block_tables import Status, first_failure
+from paged_jax.new_arrays import zeros
 from paged_jax.sequences import Sequences, SequenceStatus, blocks_for
 
 
@@ -57,9 +58,11 @@ class SwapSpace:
 
 def init_swap_space(num_blocks: int) -> SwapSpace:
     """Returns `num_blocks` free blocks of the host, and no moves."""
-    nothing = jnp.zeros(num_blocks + 1, jnp.int32)
-    moves = BlockMoves(nothing, nothing, jnp.int32(0))
-    return SwapSpace(init_block_pool(num_blocks), moves, moves)
+
+    def no_moves() -> BlockMoves:
+        return BlockMoves(zeros(num_blocks + 1), zeros(num_blocks + 1), zeros(()))
+
+    return SwapSpace(init_block_pool(num_blocks), no_moves(), no_moves())
 
 
 def forget_moves(space: SwapSpace) -> SwapSpace:

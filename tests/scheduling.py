@@ -85,7 +85,6 @@ def run_schedule(
     manager = MANAGERS[config.memory]
     static = config.step_config()
     state = init_scheduler(static, manager, config.batching == "static")
-    state = jax.tree.map(lambda x: x.copy(), state)
     requests = [
         (prompt, (outputs,) if isinstance(outputs, int) else outputs)
         for prompt, outputs in lengths

@@ -20,6 +20,7 @@ from experiments.beam_traces import load_traces
 from experiments.errors import UserError
 from experiments.simulator.trace import Trace
 from paged_jax.beams import BeamState, NewBeams, Stopping, submit_beams
+from paged_jax.new_arrays import on_device, zeros
 from paged_jax.sampling import Candidates
 from paged_jax.state import SchedulerState
 
@@ -134,9 +135,9 @@ class Searches:
             if len(parents):
                 row[: len(parents)] = parents
         return Ancestry(
-            parents=jnp.array(table),
-            steps=jnp.array(steps, jnp.int32),
-            search=jnp.zeros(num_requests + 1, jnp.int32),
+            parents=on_device(table),
+            steps=on_device(np.array(steps, np.int32)),
+            search=zeros(num_requests + 1),
         )
 
     def beams_of(self, taken: Sequence[Trace], rows: int) -> EnteringBeams | tuple[()]:

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.errors import UserError
 from paged_jax.block_pool import BlockPool
 from paged_jax.config import StepConfig
+from paged_jax.new_arrays import full
 from paged_jax.prefix_cache import init_prefix_cache
 from paged_jax.sequences import SequenceStatus
 from paged_jax.state import SchedulerState
@@ -140,7 +141,7 @@ def init_names(config: StepConfig, scheduler: SchedulerState) -> SchedulerState:
     """Returns the scheduler's state with names, T for a request, in place of tokens."""
     pool, requests = scheduler.pool, scheduler.requests
     assert isinstance(pool, BlockPool)
-    names = jnp.full((requests.null + 1, config.table_width), UNNAMED, jnp.int32)
+    names = full((requests.null + 1, config.table_width), UNNAMED)
     cache = init_prefix_cache(config.num_blocks, config.block_size, width=1)
     return dataclasses.replace(
         scheduler,

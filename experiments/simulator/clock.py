@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paged_jax.new_arrays import on_device
+
 # Later than all else, in whole seconds.
 NEVER = np.iinfo(np.int32).max
 
@@ -38,7 +40,7 @@ def make_times(seconds: np.ndarray | float) -> Time:
     whole = np.floor(seconds)
     # Rounded to float32, the rest may become 1.
     part = np.minimum(np.float32(seconds - whole), np.nextafter(np.float32(1), 0))
-    return Time(jnp.asarray(whole, jnp.int32), jnp.asarray(part, jnp.float32))
+    return Time(on_device(whole.astype(np.int32)), on_device(part.astype(np.float32)))
 
 
 def to_seconds(times: Time) -> np.ndarray:

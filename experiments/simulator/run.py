@@ -47,6 +47,7 @@ from experiments.simulator.totals import NUM_TOTALS
 from experiments.simulator.trace import Trace
 from paged_jax.config import EngineConfig, StepConfig
 from paged_jax.memory_managers import MANAGERS
+from paged_jax.new_arrays import on_device, zeros
 from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import init_queue
 from paged_jax.submit import init_scheduler
@@ -108,18 +109,17 @@ def init_simulator(
     )
     if static.prefix_caching:
         scheduler = init_names(static, scheduler)
-    state = SimulatorState(
+    return SimulatorState(
         scheduler=scheduler,
         now=make_times(0.0),
         arrival=make_times(np.zeros(static.num_requests + 1)),
         ends=make_times(np.zeros(max(static.log_length, _PIECE))),
         pending=init_queue(static.num_requests),
-        window=jnp.array(window, jnp.int32),
-        totals=jnp.zeros(NUM_TOTALS, jnp.float32),
+        window=on_device(np.array(window, np.int32)),
+        totals=zeros(NUM_TOTALS, np.float32),
         closed=closed,
         ancestry=searches.on_device(static.num_requests),
     )
-    return jax.tree.map(lambda x: x.copy(), state)
 
 
 _run = jax.jit(simulate_steps, donate_argnums=1)
@@ -216,7 +216,7 @@ def simulate(
         state = _run(program, state, jnp.int32(most), jnp.bool_(host.is_last))
         totals += np.asarray(state.totals, np.float64)
         # Buffers of their own: the state is donated.
-        state = dataclasses.replace(state, totals=jnp.zeros(NUM_TOTALS, jnp.float32))
+        state = dataclasses.replace(state, totals=zeros(NUM_TOTALS, np.float32))
         if keeps_log:
             state = _take_log(state, log)
         before, steps = steps, int(state.scheduler.iteration)
@@ -257,5 +257,5 @@ def _hold_prefix(
     return dataclasses.replace(
         state,
         now=make_times(0.0),
-        totals=jnp.zeros(NUM_TOTALS, jnp.float32),
+        totals=zeros(NUM_TOTALS, np.float32),
     ), row
