@@ -18,14 +18,15 @@ from paged_jax.models import llama
 from paged_jax.step import Program, bucket_of, run_steps
 from paged_jax.submit import init_state
 
-# Sizes of the pool that no other array of the program has: P is one more.
-SIZES = (222, 888)
+# A size of the pool that no other array of the program has: P is one more. Nothing is
+# allocated, so that it may be much larger than all that a step computes.
+NUM_BLOCKS = 200_000
 MODEL = tiny_model().config
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, num_blocks, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
+def case(memory, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
     """A program, and the shapes of its parameters and its state."""
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
@@ -33,7 +34,7 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1, width=1, host_blocks=0
             **SETTINGS,
             "memory": memory,
             "prefix_caching": caching,
-            "num_blocks": num_blocks,
+            "num_blocks": NUM_BLOCKS,
             "max_model_len": 32,
             "token_budget": 8,
             "max_n": max_n,
@@ -48,7 +49,7 @@ def case(memory, num_blocks, kv_dtype="float32", max_n=1, width=1, host_blocks=0
     def state():
         cache = init_kv_cache(
             MODEL.num_layers,
-            num_blocks,
+            NUM_BLOCKS,
             static.block_size,
             MODEL.num_kv_heads,
             MODEL.head_dim,
@@ -142,20 +143,17 @@ CASES += CACHED
     ("memory", "kv_dtype", "max_n", "width", "host"), [*CASES, BFLOAT16]
 )
 def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, width, host):
-    # How temporaries grow does not depend on the dtype: two sizes of one are enough.
-    temporaries = []
-    for num_blocks in SIZES if kv_dtype == "float32" else SIZES[:1]:
-        *_, state = case(memory, num_blocks, kv_dtype, max_n, width, host)
-        assert bool(state.host) == bool(state.scheduler.swap) == bool(host)
-        compiled = compiled_loop(memory, num_blocks, kv_dtype, max_n, width, host)
-        check_in_place(compiled, state)
-        assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
-        temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
-    assert len(set(temporaries)) == 1, "temporaries grow with the pool"
+    *_, state = case(memory, kv_dtype, max_n, width, host)
+    assert bool(state.host) == bool(state.scheduler.swap) == bool(host)
+    compiled = compiled_loop(memory, kv_dtype, max_n, width, host)
+    check_in_place(compiled, state)
+    assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
+    # Less than a byte for each block: nothing grows with the pool.
+    assert compiled.memory_analysis().temp_size_in_bytes < NUM_BLOCKS
 
 
 def test_the_check_of_the_program_text_notices_a_copy():
-    *_, state = case("paged", SIZES[0])
+    *_, state = case("paged")
 
     def copying(state):
         pool = state.scheduler.pool
