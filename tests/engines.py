@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
+from oracles.invariants import broken_blocks, broken_groups, broken_swap
 
 from paged_jax import Engine, EngineConfig, SamplingParams
-from paged_jax.invariants import check_blocks, check_groups, check_swap
 from paged_jax.models import llama
 from paged_jax.models.checkpoint import LoadedModel
 from paged_jax.models.config import tiny
+from paged_jax.prefix_invariants import check_prefix_cache
 from paged_jax.requests import RequestStatus
 from paged_jax.sequences import SequenceStatus, on_host
 from paged_jax.tokenizer import Tokenizer
@@ -125,18 +126,18 @@ def idle(engine: Engine) -> None:
 
 def assert_sound(engine: Engine) -> None:
     """Asserts the invariants of the blocks and of the groups; paged memory."""
-    holds = jax.device_get(_holds(engine.state.scheduler, engine.config.block_size))
-    broken = [name for name, value in holds.items() if not value]
-    assert not broken, f"broken: {broken}"
+    state = jax.device_get(engine.state.scheduler)
+    broken = broken_blocks(state.pool, state.sequences)
+    broken |= broken_groups(state) | broken_swap(state)
+    if state.pool.prefix_cache:
+        cached = jax.device_get(_check_prefix_cache(engine.state.scheduler.pool))
+        broken |= {name for name, holds in cached.items() if not holds}
+    assert not broken, f"broken: {sorted(broken)}"
+    slots = state.sequences.num_blocks * engine.config.block_size
+    assert (state.sequences.length <= slots).all(), "tokens have no slots"
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _holds(state, block_size):
-    holds = check_blocks(state.pool, state.sequences) | check_groups(state)
-    holds |= check_swap(state)
-    sequences = state.sequences
-    slots = sequences.num_blocks * block_size
-    return holds | {"tokens have slots": (sequences.length <= slots).all()}
+_check_prefix_cache = jax.jit(check_prefix_cache)
 
 
 def assert_all_free(engine: Engine) -> None:

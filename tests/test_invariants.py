@@ -1,4 +1,4 @@
-"""Each invariant is broken once: the checks have to notice."""
+"""Each invariant is broken once: the checks have to notice, and the plain ones too."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import checkify
+from oracles.invariants import broken_blocks, broken_groups, broken_swap
 
 from paged_jax.block_pool import hold, init_block_pool, take
 from paged_jax.block_tables import allocate, fork
@@ -42,6 +43,7 @@ def state():
 def test_a_sound_state_passes(state):
     assert all(check_blocks(*state).values())
     assert all(check_blocks(init_block_pool(1), init_sequences(1, 1)).values())
+    assert broken_blocks(*jax.device_get(state)) == set()
 
 
 def ref_count(at, value):
@@ -112,6 +114,7 @@ BROKEN = [
 def test_broken_state(state, change, broken):
     checks = check_blocks(*change(*state))
     assert {name for name, holds in checks.items() if not holds} == broken
+    assert broken_blocks(*jax.device_get(change(*state))) == broken
 
 
 def test_writes_to_shared_blocks_are_seen(state):
@@ -194,6 +197,7 @@ def test_sound_groups_pass(groups):
     assert all(check_groups(groups).values())
     assert check_groups(scheduler_state(max_n=1)) == {}
     assert set(check_groups(groups)) == set(BROKEN_GROUPS)
+    assert broken_groups(jax.device_get(groups)) == set()
 
 
 @pytest.mark.parametrize("name", BROKEN_GROUPS)
@@ -201,6 +205,7 @@ def test_a_broken_group_is_noticed(groups, name):
     state = BROKEN_GROUPS[name](groups)
     holds = check_groups(state)
     assert [name for name, value in holds.items() if not value] == [name]
+    assert broken_groups(jax.device_get(state)) == {name}
     error, _ = jax.jit(checkify.checkify(assert_groups))(state)
     with pytest.raises(checkify.JaxRuntimeError, match=f"{name}: it must hold that"):
         error.throw()
@@ -241,6 +246,7 @@ BROKEN_SEARCHES = {
 
 def test_sound_searches_pass(searches):
     assert all(check_groups(searches).values())
+    assert broken_groups(jax.device_get(searches)) == set()
 
 
 @pytest.mark.parametrize("case", BROKEN_SEARCHES)
@@ -248,6 +254,7 @@ def test_a_broken_search_is_noticed(searches, case):
     change, broken = BROKEN_SEARCHES[case]
     holds = check_groups(change(searches))
     assert [name for name, value in holds.items() if not value] == [broken]
+    assert broken_groups(jax.device_get(change(searches))) == {broken}
     error, _ = jax.jit(checkify.checkify(assert_groups))(change(searches))
     with pytest.raises(checkify.JaxRuntimeError, match=f"{broken}: it must hold that"):
         error.throw()
@@ -314,6 +321,7 @@ def test_what_is_swapped_out_passes(swapped):
     assert all(check_blocks(swapped.pool, swapped.sequences).values())
     assert set(check_swap(swapped)) == set(BROKEN_SWAP)
     assert check_swap(scheduler_state(max_n=1)) == {}
+    assert broken_swap(jax.device_get(swapped)) == set()
 
 
 @pytest.mark.parametrize("name", BROKEN_SWAP)
@@ -321,6 +329,7 @@ def test_a_wrong_block_of_the_host_is_noticed(swapped, name):
     state = BROKEN_SWAP[name](swapped)
     holds = check_swap(state)
     assert [name for name, value in holds.items() if not value] == [name]
+    assert broken_swap(jax.device_get(state)) == {name}
     error, _ = jax.jit(checkify.checkify(assert_swap))(state)
     with pytest.raises(checkify.JaxRuntimeError, match=f"{name}: it must hold that"):
         error.throw()
