@@ -78,7 +78,7 @@ def test_a_memory_manager(monkeypatch):
     ]  # fmt: skip
     monkeypatch.setattr(config, "MEMORY_MANAGERS", (*config.MEMORY_MANAGERS, "rounded"))
     served = [
-        make_engine(memory=memory).generate(prompts(6, 12), greedy(20))
+        make_engine(memory=memory, num_blocks=40).generate(prompts(6, 12), greedy(20))
         for memory in ("oracle", "rounded")
     ]
     assert tokens_of(served[0]) == tokens_of(served[1])
