@@ -15,3 +15,7 @@ def newest_but(kept: Container, cases: Iterable, reason: str) -> list:
     """
     newest = pytest.mark.newest(reason=reason)
     return [pytest.param(case, marks=[] if case in kept else newest) for case in cases]
+
+
+# Of a test whose program is of a kind that other tests compile for the oldest Python.
+SAME_KIND = pytest.mark.newest(reason="a program of a kind that other tests compile")

@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from pythons import SAME_KIND
 
 from paged_jax import ConfigError, Engine, EngineConfig, LoadedModel
 from paged_jax.budget import fit_memory
@@ -19,6 +20,7 @@ def model():
     return LoadedModel(shape, init_params(shape, jax.random.key(0)), None)
 
 
+@SAME_KIND
 def test_a_budget_is_filled_and_not_exceeded(model):
     budget = 1_000_000
     plan = Engine(model, fit_memory(model, CONFIG, budget)).memory_plan

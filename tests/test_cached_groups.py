@@ -15,14 +15,17 @@ from engines import (
     make_engine,
     poison,
 )
-from pythons import newest_but
+from pythons import SAME_KIND
 from scheduling import run_schedule, small_config
 
 from paged_jax import Field
 from paged_jax.requests import RequestStatus
 
 TEXT = list(range(10, 31))  # 5 blocks of 4 and a token
-SETTINGS = dict(max_n=4, num_blocks=40, max_seqs=6, max_requests=8)
+# Without a cache, those of test_several_sequences.
+SETTINGS = dict(
+    max_n=4, num_blocks=26, max_seqs=6, max_requests=8, preemption="recompute"
+)
 
 
 @pytest.fixture
@@ -98,10 +101,9 @@ def test_a_registered_prefix_is_used_if_it_has_more(engine):
 
 
 def test_preempted_groups_find_their_prompts_again():
-    changes = dict(num_blocks=27, preemption="recompute", prefix_caching=True)
-    engine = make_engine(**{**SETTINGS, **changes})
+    engine = make_engine(prefix_caching=True, **SETTINGS)
     asked = [[60 + i, *TEXT[: 11 + i]] for i in range(4)]
-    params = [drawn(20, seed=i, n=1 + i) for i in range(4)]
+    params = [drawn(17, seed=i, n=1 + i) for i in range(4)]
     names = [engine.submit(*one) for one in zip(asked, params, strict=True)]
     outputs = {}
     while engine.has_unfinished():
@@ -113,20 +115,14 @@ def test_preempted_groups_find_their_prompts_again():
         assert all_tokens(outputs[name]) == alone(prompt, one)
     assert total(engine, Field.PREEMPTED) > 0
     lost, found = total(engine, Field.RECOMPUTED), engine.stats.prefix_hit_tokens
-    once = sum(len(p) + one.n * 19 for p, one in zip(asked, params, strict=True))
+    once = sum(len(p) + one.n * 16 for p, one in zip(asked, params, strict=True))
     assert total(engine, Field.TOKENS) == once + lost - found
     assert 0 < found < lost
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    newest_but(
-        [{}],
-        [{}, {"chunked_prefill": False}, {"block_size": 1}],
-        "a program of the same kind, of another size",
-    ),
-)
+@SAME_KIND
+@pytest.mark.parametrize("changes", [{}, {"chunked_prefill": False}, {"block_size": 1}])
 @pytest.mark.parametrize("batching", ["continuous", "static"])
 def test_everybody_ends(changes, batching):
     config = small_config(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from engines import all_tokens, drawn, greedy, make_engine, prompts, tiny_model
 from near_ties import TIE, gap
-from pythons import newest_but
 
 from paged_jax import SamplingParams
 from paged_jax.models import decoder
@@ -68,10 +67,8 @@ def sizes(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(
-    "kv_dtype",
-    newest_but([None], [None, "int8"], "the cascade adds up what any cache holds"),
-)
+@pytest.mark.newest(reason="test_cascade has the passes, and what they add up to")
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_tokens_are_the_same(sizes, kv_dtype):
     got, want = served(True, kv_dtype), served(False, kv_dtype)
     shared = np.array([np.sum(starts > 0) for starts in sizes])

@@ -22,6 +22,7 @@ from engines import (
     tokens_of,
 )
 from oracles import llama as oracle
+from pythons import SAME_KIND
 
 from paged_jax import (
     ConfigError,
@@ -691,6 +692,7 @@ def test_every_read_of_a_device_value_is_counted(engine, monkeypatch):
     assert reads.calls == engine.stats.host_syncs > 0
 
 
+@SAME_KIND
 def test_a_long_run_has_few_host_syncs_and_one_trace_for_each_bucket():
     # Settings of no other test, so that none of its programs is used.
     engine = make_engine(
@@ -708,6 +710,7 @@ def test_a_long_run_has_few_host_syncs_and_one_trace_for_each_bucket():
     assert traced == {1: 1, 2: 1}
 
 
+@SAME_KIND
 @pytest.mark.parametrize("rows", [1, 4])
 def test_few_rows_need_few_host_syncs_offline(rows):
     engine = make_engine(max_model_len=256, num_blocks=256, max_requests=16)
@@ -722,6 +725,7 @@ def test_few_rows_need_few_host_syncs_offline(rows):
     assert engine.stats.iterations <= 48 / 4 * 40 * 1.1
 
 
+@SAME_KIND
 def test_a_stream_is_read_once_every_16_tokens():
     engine = make_engine(max_model_len=256, num_blocks=256, max_requests=16)
     name = engine.submit([3], greedy(200), stream=True)
@@ -736,6 +740,7 @@ def test_a_stream_is_read_once_every_16_tokens():
     assert set(serve(engine)) == set(others)
 
 
+@SAME_KIND
 def test_an_interrupt_ends_a_long_run_and_loses_nothing(monkeypatch):
     settings = dict(max_model_len=256, num_blocks=256, max_requests=16)
     engine = make_engine(**settings)

@@ -18,7 +18,7 @@ from engines import (
     tokens_of,
 )
 from oracles import llama as oracle
-from pythons import newest_but
+from pythons import SAME_KIND, newest_but
 
 from paged_jax import Field, SamplingParams
 from pallas_kernels import compat
@@ -120,13 +120,8 @@ PREEMPTS = {
 }
 
 
-# Of each kind of program one: blocks, a reservation, and the other backends.
-ON_EVERY_PYTHON = {
-    "block size 4",
-    "block size 16, reference attention",
-    "block size 8, XLA throughout",
-    "max, static",
-}
+# Of each kind of program one: blocks, and a reservation. Other tests have the backends.
+ON_EVERY_PYTHON = {"block size 4", "max, static"}
 
 
 each_engine = functools.partial(
@@ -214,6 +209,7 @@ def test_every_request_in_every_company(setting):
     assert len(product.near_ties) < 3
 
 
+@SAME_KIND
 def test_the_oracle_of_draws_draws_the_same():
     """So that what it says of near-ties can be trusted."""
     product, model = equality.Product([8, 32]), equality.the_model()
@@ -231,6 +227,7 @@ def test_the_oracle_of_draws_draws_the_same():
                 assert gap > 0
 
 
+@SAME_KIND
 def test_a_difference_counts_if_it_is_not_at_a_near_tie():
     product, model = equality.Product([8, 32]), equality.the_model()
     for choice in ("greedy", "n=2", "beams=2"):
@@ -306,6 +303,7 @@ def half_precision(backend):
     return asked, [output.outputs[0] for output in outputs]
 
 
+@SAME_KIND
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_16_bit_cache_gives_tokens_close_to_the_best(backend):
     model = tiny_model(head_dim=64, num_layers=1)
@@ -323,6 +321,7 @@ def test_a_16_bit_cache_gives_tokens_close_to_the_best(backend):
         assert output.cumulative_logprob == pytest.approx(expected, abs=0.2)
 
 
+@SAME_KIND
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_backends_agree_on_a_16_bit_cache(backend):
     _, expected = half_precision("reference")

@@ -17,7 +17,7 @@ from engines import (
     prompts,
     serve,
 )
-from pythons import newest_but
+from pythons import SAME_KIND, newest_but
 
 from paged_jax import Field, RequestError, SequenceStatus
 
@@ -72,13 +72,9 @@ SWAPS = {SHARING[i] for i in (0, 2, 3, 5)}
 PREEMPTS = {*SWAPS, "block size 4, recomputed", "block size 4, nothing shared"}
 
 
-# Of each kind of program one: with swapping, with recomputation, with a prefix cache.
-ON_EVERY_PYTHON = {
-    "block size 4",
-    "block size 4, recomputed",
-    "block size 4, prefix cache",
-    "block size 4, nothing shared",  # what a refused request is compared with
-}
+# With swapping. Without, test_several_sequences has the same kind of program, and
+# test_cached_groups with a prefix cache.
+ON_EVERY_PYTHON = {"block size 4"}
 
 
 each_engine = functools.partial(
@@ -270,6 +266,7 @@ def test_the_others_have_no_block_until_the_prompt_is_computed(engine):
     serve(engine)
 
 
+@SAME_KIND
 def test_a_group_is_recomputed_whole_and_computes_its_prompt_once_more():
     engine = engine_of("block size 4, recomputed")
     asked = [[*range(30, 39)], [*range(50, 59)]]
@@ -312,6 +309,7 @@ def test_it_is_admitted_only_if_all_its_sequences_can_run(engine):
     assert times == sorted(times)
 
 
+@SAME_KIND
 def test_what_never_fits_at_once_is_refused(engine):
     prompt = [3] * 8
     with pytest.raises(RequestError) as error:
@@ -339,6 +337,6 @@ def test_a_prefix_may_leave_no_room_for_it(engine):
 
 def test_engines_for_any_number_of_sequences_share_their_programs():
     # Only the programs of the last few engines are kept.
-    engine = make_engine(**MANY, num_blocks=28)
-    other = make_engine(**{**MANY, "max_n": 3}, num_blocks=28)
+    engine = engine_of("block size 4")
+    other = make_engine(**{**MANY, **ENGINES["block size 4"], "max_n": 3})
     assert other._device.programs is engine._device.programs

@@ -18,6 +18,7 @@ from engines import (
     serve,
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pythons import SAME_KIND
 from scheduling import run_schedule, small_config
 
 from paged_jax import EngineConfig, Field, SequenceStatus, submit
@@ -327,6 +328,7 @@ def test_pinned_memory_of_the_host(monkeypatch):
 # ------------------------------------------------------------------ overload
 
 
+@SAME_KIND
 @pytest.mark.parametrize("several", [True, False])
 def test_an_overload_of_five_times_the_memory_recomputes_little(several):
     """The default policy: groups are swapped out, and single sequences recomputed."""

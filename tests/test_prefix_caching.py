@@ -18,7 +18,7 @@ from engines import (
     tiny_model,
     tokens_of,
 )
-from pythons import newest_but
+from pythons import SAME_KIND, newest_but
 from scheduling import run_schedule, small_config
 
 from paged_jax import Field, SamplingParams, prefix_cache
@@ -160,6 +160,7 @@ def test_a_hit_changes_no_token(name):
     assert_all_free(engine)
 
 
+@SAME_KIND
 def test_keys_that_collide_change_no_token(monkeypatch):
     monkeypatch.setattr(prefix_cache, "_mix", jnp.zeros_like)
     # Settings of its own, so that the program with these keys serves nobody else.
@@ -300,9 +301,8 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize(
-    "changes", newest_but(FULL[:1], FULL, "a program of the same kind, of another size")
-)
+@SAME_KIND
+@pytest.mark.parametrize("changes", FULL)
 @pytest.mark.parametrize("batching", ["continuous", "static"])
 def test_everybody_ends(changes, batching):
     config = small_config(

@@ -6,6 +6,7 @@ import chex
 import numpy as np
 import pytest
 from oracles.scheduler import Rules, SchedulerOracle, Sequence
+from pythons import SAME_KIND
 from scheduling import reserved, run_schedule, small_config
 
 from paged_jax.requests import RequestStatus
@@ -36,10 +37,10 @@ SYSTEMS = {
     "paged static, groups": dict(**GROUPS, batching="static"),
     "paged continuous, several that share nothing": dict(max_n=4),
     "pow2 continuous, several": dict(max_n=4, memory="pow2", num_blocks=21),
-    "max continuous": dict(memory="max"),
-    "max static": dict(memory="max", batching="static"),
+    "max continuous": dict(memory="max", num_blocks=21),
+    "max static": dict(memory="max", batching="static", num_blocks=21),
     "pow2 continuous": dict(memory="pow2", num_blocks=21),
-    "oracle static": dict(memory="oracle", batching="static", num_blocks=29),
+    "oracle static": dict(memory="oracle", batching="static", num_blocks=21),
 }
 
 
@@ -139,6 +140,7 @@ def test_an_overload_of_five_times_the_memory_ends(batching):
     assert int(state.pool.num_free) == 20
 
 
+@SAME_KIND
 def test_a_long_prompt_does_not_stall_decoding():
     config = small_config(max_model_len=128, num_blocks=60)
     _, state = run_schedule(config, [(2, 30), (100, 4), (3, 5)])
@@ -147,6 +149,7 @@ def test_a_long_prompt_does_not_stall_decoding():
     assert long[1] - long[0] >= 6, "its prompt took many iterations"
 
 
+@SAME_KIND
 def test_without_chunks_a_prompt_is_computed_in_one_iteration():
     config = small_config(chunked_prefill=False, token_budget=24)
     _, state = run_schedule(config, [(20, 3), (20, 3), (4, 3)])
@@ -156,6 +159,7 @@ def test_without_chunks_a_prompt_is_computed_in_one_iteration():
     assert timeline[0, 0] < timeline[1, 0] <= timeline[2, 0]
 
 
+@SAME_KIND
 def test_first_come_first_served():
     config = small_config(num_blocks=9)
     _, state = run_schedule(config, [(20, 4), (28, 2), (1, 1), (2, 2)])
@@ -163,6 +167,7 @@ def test_first_come_first_served():
     assert (np.diff(admitted) >= 0).all(), "a request overtook another"
 
 
+@SAME_KIND
 def test_a_static_batch_starts_when_the_last_one_is_over():
     config = small_config(batching="static", max_seqs=3)
     _, state = run_schedule(config, [(4, 2), (4, 9), (4, 3), (4, 1), (4, 1)])
@@ -171,8 +176,9 @@ def test_a_static_batch_starts_when_the_last_one_is_over():
     assert timeline[3, 0] == timeline[:3, 2].max() + 1
 
 
+@SAME_KIND
 def test_finished_rows_of_a_static_batch_keep_their_memory():
-    config = small_config(batching="static", max_seqs=2)
+    config = small_config(batching="static", max_seqs=3)
     log, _ = run_schedule(config, [(8, 1), (8, 8)])
     running_alone = log["RUNNING"] == 1
     assert running_alone.any()

@@ -15,7 +15,11 @@ from paged_jax.tokenizer import Tokenizer
 # Whole runs of the commands, and one of the simulator: what they import and compile
 # meets the oldest Python and jax there.
 ON_EVERY_PYTHON = (
-    "test_run.py",
+    "test_run.py::test_the_headline_runs_all_its_cells",
+    "test_run.py::test_all_cells_generate_the_same_tokens",
+    "test_run.py::test_the_folder_is_self_contained",
+    "test_run.py::test_mistakes_are_one_line_and_exit_code_2[words0",
+    "test_run.py::test_the_list_names_every_configuration",
     "test_demo.py",
     "test_simulate.py::test_a_lone_request_takes_a_step_for_each_token",
 )

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from model_steps import pack, poisoned_cache, run, run_plan
+from pythons import SAME_KIND
 
 from paged_jax.models import smollm2
 from paged_jax.models.checkpoint import CheckpointError
@@ -73,6 +74,7 @@ def test_logits_are_those_of_transformers(model):
     )
 
 
+@SAME_KIND
 def test_greedy_answers_are_those_of_transformers(model, chats):
     """Both conversations at once: a chunk of each prompt, then a token of each."""
     sequences = [np.array(chat["ids"] + chat["greedy"]) for chat in chats]
