@@ -1,6 +1,7 @@
 """What all tests share: the CPU, the compilation cache, hypothesis, a trained model."""
 
 import functools
+import gc
 import os
 import signal
 from pathlib import Path
@@ -32,6 +33,11 @@ import pytest
 from paged_jax import LoadedModel, compilation_cache, load_model, programs
 
 compilation_cache.enable()
+
+# Tracing makes objects that live long, and compiled programs keep theirs: Python's
+# garbage collector looks through all of them time and again, and finds little.
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)
 
 # An engine keeps the programs of the last few; here, those of every engine are kept,
 # since tests of many files serve with the same settings. See `mappings`.
@@ -67,11 +73,13 @@ def _give_mappings_back():
 
 @pytest.fixture(scope="session")
 def tiny_lm_folder() -> Path:
-    """The checkpoint of a small trained model; the first use takes two minutes."""
+    """The checkpoint of a small trained model; the first use takes a minute."""
     # Here, since few tests want it.
     from experiments.tiny_lm.checkpoint_cache import trained
+    from experiments.tiny_lm.settings import Settings
 
-    return trained()
+    # Two thirds of the default: enough for all that tests look for.
+    return trained(Settings(steps=200))
 
 
 @pytest.fixture(scope="session")
