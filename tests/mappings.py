@@ -7,8 +7,9 @@ import jax
 from paged_jax import programs
 
 # Compiled programs take mappings of memory, of which Linux gives a process 65,530.
-# Who compiles hundreds of engines would pass that, and crash.
-_MANY = 20_000
+# Who compiles hundreds of engines would pass that, and crash. An engine takes a
+# thousand, and a file of tests has a dozen.
+_MANY = 40_000
 
 
 def give_back() -> None:

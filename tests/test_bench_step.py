@@ -42,6 +42,7 @@ def bench_step(*words):
 @pytest.mark.long
 def test_json_is_one_object_and_nothing_else(model):
     small = ("--batches", 1, 3, "--contexts", 9, 40, "--steps", 2, "--repeats", 1)
+    small += ("--quick",)  # fewer repeats of the scheduling, too
     done = bench_step("--model", model, *small, "--json")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1

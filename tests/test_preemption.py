@@ -333,15 +333,14 @@ def test_pinned_memory_of_the_host(monkeypatch):
 def test_an_overload_of_five_times_the_memory_recomputes_little(several):
     """The default policy: groups are swapped out, and single sequences recomputed."""
     rng = random.Random(0)
-    lengths, size = [], 4
-    while len(lengths) < (30 if several else 90):
+    lengths, size, num_blocks, demand = [], 4, 180, 0
+    while demand < 5 * num_blocks:
         count = rng.randint(2, 4) if several else 1
         outputs = tuple(rng.randint(16, 50) for _ in range(count))
-        lengths.append((rng.randint(3, 12), outputs))
-    demand = sum(
-        prompt // size + sum(-(-(prompt + o) // size) - prompt // size for o in outputs)
-        for prompt, outputs in lengths
-    )
+        prompt = rng.randint(3, 12)
+        lengths.append((prompt, outputs))
+        whole = prompt // size
+        demand += whole + sum(-(-(prompt + o) // size) - whole for o in outputs)
     config = small_config(
         sharing=True,
         max_prefixes=0,
@@ -352,7 +351,7 @@ def test_an_overload_of_five_times_the_memory_recomputes_little(several):
         token_budget=128,
         watermark=EngineConfig().watermark,
         spare_blocks=EngineConfig().spare_blocks,
-        num_blocks=demand // 5,
+        num_blocks=num_blocks,
     )
     log, state = run_schedule(config, lengths)
     generated = sum(sum(outputs) for _, outputs in lengths)

@@ -39,7 +39,7 @@ def run(config, trace, costs=UNIT, window=None, **changes):
     [
         ({}, 1),
         ({"chunked_prefill": False, "token_budget": 48}, 1),
-        ({"preemption": "swap"}, 1),
+        ({"preemption": "swap", "token_budget": 6}, 1),
         ({"memory": "pow2"}, 1),
         ({"batching": "static"}, 1),
         ({"max_n": 3, "num_blocks": 30}, 3),
@@ -47,8 +47,9 @@ def run(config, trace, costs=UNIT, window=None, **changes):
     ids=["paged", "unchunked", "swap", "pow2", "static", "several"],
 )
 def test_its_batches_are_the_engines(changes, n):
+    # As in test_registered_prefix, so that programs are shared; nothing is registered.
     engine = make_engine(
-        max_prefixes=0, max_requests=24, steps_per_sync_offline=512, **changes
+        max_prefixes=1, max_requests=24, steps_per_sync_offline=512, **changes
     )
     # Room for the longest; 20 blocks of 4 for 4 sequences, so that blocks run out.
     trace = make_trace(8, n, longest=30)

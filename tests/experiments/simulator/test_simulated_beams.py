@@ -93,7 +93,7 @@ def ancestry(count, width=WIDTH, seed=0):
             marks=pytest.mark.long,
         ),
         pytest.param(
-            {"batching": "static", "num_blocks": 40},
+            {"batching": "static", "num_blocks": 22},
             id="static",
             marks=pytest.mark.long,
         ),
