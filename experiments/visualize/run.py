@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from experiments import environment
-from experiments.command_line import Command
+from experiments.command_line import Command, flat
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
 from experiments.models import load_model
@@ -35,18 +35,20 @@ def make_page(config: ConfigDict, command: str, say: Callable[[str], None]) -> s
       UserError: the prompts or the model cannot be used.
       paged_jax.config.ConfigError: settings of an engine cannot be.
     """
-    size = size_of(config)
+    size, settings = size_of(config), flat(config)
     try:
-        prompts = read_prompts(config.prompts or None)
-        model = load_model(config.model, "float32", say)
+        prompts = read_prompts(settings["prompts"] or None)
+        model = load_model(settings["model"], "float32", say)
     except (ValueError, CheckpointError) as error:
         raise UserError(str(error)) from None
     if model.tokenizer is None:
-        raise UserError(f"{config.model} has no tokenizer, and the page shows texts")
-    data = serve_all(model, prompts.prompts, config.seed, size, say)
+        raise UserError(
+            f"{settings['model']} has no tokenizer, and the page shows texts"
+        )
+    data = serve_all(model, prompts.prompts, settings["seed"], size, say)
     about = {
-        "model": config.model,
-        "seed": config.seed,
+        "model": settings["model"],
+        "seed": settings["seed"],
         "command": command,
         "longest_output": size.longest_output,
         "environment": environment.describe(),

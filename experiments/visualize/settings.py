@@ -1,5 +1,7 @@
 """What the page serves, as a configuration (`configs/visualize.py`)."""
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from experiments.command_line import Command
@@ -21,7 +23,7 @@ def page_config(preset: str = "quick") -> ConfigDict:
     Args:
       preset: a key of `PRESETS`.
     """
-    config = ConfigDict()
+    config: Any = ConfigDict()
     config.name = "visualize"
     config.model = DEFAULT_MODEL  # a known name, a directory or a GGUF file
     config.prompts = ""  # a file of prompts; empty: those that ship
@@ -71,7 +73,7 @@ def size_of(config: ConfigDict) -> Size:
       UserError: a number that cannot be.
       paged_jax.config.ConfigError: likewise, of an engine.
     """
-    page = config.page
+    page: Any = config.page
     for name in ("requests", "longest_prompt", "longest_output", "sharing_output"):
         if page[name] < 1:
             raise UserError(f"page.{name} is {page[name]}; it must be 1 or more")
@@ -82,10 +84,10 @@ def size_of(config: ConfigDict) -> Size:
             f"page.requests is {page.requests}, and page.config.max_requests "
             f"{slots}; it must be as many or more"
         )
-    engines = {
-        name: EngineConfig(**page[name]) for name in ("config", "sharing_config")
-    }
-    return Size(**{name: page[name] for name in page if name not in engines}, **engines)
+    settings: dict[str, Any] = dict(page)
+    for name in ("config", "sharing_config"):
+        settings[name] = EngineConfig(**page[name])
+    return Size(**settings)
 
 
 def refuse_flags(command: Command) -> None:
