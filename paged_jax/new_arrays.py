@@ -21,5 +21,8 @@ def full(
 
 
 def on_device(values: np.ndarray) -> jax.Array:
-    """Returns a copy on the device, whose memory is not the host's array's."""
+    """Returns a copy on the device, whose memory is not the host's array's.
+
+    It may be made later: `values` must not change afterwards.
+    """
     return jax.device_put(values, may_alias=False)

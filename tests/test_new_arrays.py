@@ -34,6 +34,7 @@ def test_nothing_is_compiled_and_every_leaf_can_be_donated(kind):
 
 def test_a_copy_is_made_of_the_hosts_array():
     values = np.arange(4096, dtype=np.int32)
-    array = on_device(values)
+    # It may be made later, but before anything else is done with the array.
+    array = jax.block_until_ready(on_device(values))
     values[:] = -1
     assert int(array.sum()) == sum(range(4096))

@@ -151,7 +151,9 @@ def test_names_are_changed_in_place():
     state = init_simulator(config, program, (0, 1))
     names = state.scheduler.requests.tokens
     assert names.shape == (62, 15), "one for each block"
-    lowered = run_module._run.lower(program, state, np.int32(1), np.bool_(True))
+    lowered = run_module._run.lower(
+        program, state, np.int32(1), np.bool_(True), np.int32(1)
+    )
     text = lowered.compile().as_text()
     assert operations_on(text, "62,15") <= IN_PLACE
     for leaf in jax.tree.leaves(state.scheduler.pool):
