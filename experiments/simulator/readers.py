@@ -279,3 +279,5 @@ FORMATS: dict[str, Callable[..., Iterator[_Record]]] = {
 }
 # Those that name the pieces of prompts, which a prefix cache can find them by.
 NAMED = ("mooncake",)
+# Those of texts, whose tokens are counted, and which have no times.
+TEXTS = ("sharegpt", "alpaca")

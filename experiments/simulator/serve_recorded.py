@@ -16,6 +16,7 @@ from experiments.simulator.memory_split import split_memory
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.readers import (
     NAMED,
+    TEXTS,
     CountTokens,
     Malformed,
     Row,
@@ -65,7 +66,7 @@ class Recording:
     count_tokens: CountTokens | None = None
 
     def __post_init__(self):
-        """Raises UserError for a number that is out of range."""
+        """Raises UserError for a number out of range, or arrivals that cannot be."""
         for name, holds, allowed in (
             ("num_requests", self.num_requests >= 0, "0 or more"),
             ("speedup", 0 < self.speedup < float("inf"), "above 0 and finite"),
@@ -78,6 +79,16 @@ class Recording:
                 raise UserError(
                     f"{name} is {getattr(self, name)}; it must be {allowed}"
                 )
+        if self.rate and self.clients:
+            raise UserError(
+                f"rate is {self.rate} and clients {self.clients}; clients send a "
+                "request when they have an answer, at no rate: leave one of them out"
+            )
+        if self.format in TEXTS and not self.rate and not self.clients:
+            raise UserError(
+                f"a recording in the format {self.format} has no times; give a rate of "
+                "arrivals, in requests/s, or clients"
+            )
 
     def rows(self, malformed: Malformed | None = None) -> Iterator[Row]:
         """Yields the requests that are served, with the times that are recorded."""
@@ -91,25 +102,15 @@ class Recording:
         return itertools.islice(rows, self.num_requests or None)
 
     def traces(self) -> Iterator[Trace]:
-        """Yields the requests a piece at a time, with the times when they come.
-
-        Raises:
-          UserError: a recording without times, and no rate.
-        """
+        """Yields the requests a piece at a time, with the times when they come."""
         if self.clients:  # which do not look at times
             yield from to_traces(self.rows(), arrivals=itertools.repeat(0.0))
             return
         if self.rate:
             yield from to_traces(self.rows(), arrivals=self._arrivals())
             return
-        yield from to_traces(map(self._sped_up, self.rows()))
-
-    def _sped_up(self, row: Row) -> Row:
-        if row.arrival is None:
-            raise UserError(
-                f"{self.path} has no times; give a rate of arrivals, in requests/s"
-            )
-        return row._replace(arrival=row.arrival / self.speedup)
+        for trace in to_traces(self.rows()):
+            yield Trace(trace.arrival / self.speedup, *trace[1:])
 
     def _arrivals(self) -> Iterator[float]:
         rng, start = np.random.default_rng(self.seed), 0.0

@@ -4,6 +4,7 @@ Nothing of it is the paper's: the numbers stand alone, with those of the prefix 
 beside what a cache of unlimited size would find.
 """
 
+import dataclasses
 import functools
 import math
 import os
@@ -14,31 +15,25 @@ from experiments.claim import Claim
 from experiments.errors import UserError
 from experiments.simulator.hardware import HARDWARE
 from experiments.simulator.model_profiles import MODELS
-from experiments.simulator.readers import FORMATS, NAMED
+from experiments.simulator.readers import FORMATS, NAMED, TEXTS
 from experiments.simulator.results import Results
 from experiments.simulator.serve_recorded import Recording, serve_recorded
 from experiments.studies import variant_figures
 from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
+from experiments.studies.variants import words
 
 TITLE = "A recorded trace"
 
 # The memory managers, by what they are called here; and the prefix cache beside them.
 _CACHED = "paged, prefix cache"
 _WAYS = ("paged", _CACHED, "oracle", "pow2", "max")
-# Formats whose texts are counted, and which have no times.
-_TEXTS = ("sharegpt", "alpaca")
-_RECORDING = (
-    "path",
-    "format",
-    "num_requests",
-    "strict",
-    "speedup",
-    "rate",
-    "cv",
-    "clients",
-    "think_s",
+# What a user says of it.
+_RECORDING = tuple(
+    field.name
+    for field in dataclasses.fields(Recording)
+    if field.name not in ("seed", "count_tokens")
 )
 _SERVING = ("block_size", "max_seqs", "token_budget")
 # Metric to its name in figures, and its unit.
@@ -60,7 +55,7 @@ def tasks(scale: Scale) -> list[Task]:
       UserError: an option that cannot be used.
     """
     options = scale.options
-    path, format = options["recording.path"], options["recording.format"]
+    path = options["recording.path"]
     if not path:
         raise UserError(
             "options.recording.path is empty; give a file: "
@@ -83,24 +78,13 @@ def tasks(scale: Scale) -> list[Task]:
                 f"options.serving.{name} is {options[f'serving.{name}']}; "
                 "it must be 1 or more"
             )
-    rate, clients = options["recording.rate"], options["recording.clients"]
-    if format in _TEXTS and not rate and not clients:
-        raise UserError(
-            f"a recording in the format {format} has no times; give "
-            "--config.options.recording.rate=R, requests/s, or clients"
-        )
-    if rate and clients:
-        raise UserError(
-            f"options.recording.rate is {rate} and clients {clients}; clients send a "
-            "request when they have an answer, at no rate: leave one of them out"
-        )
     # Looked at here, where a bad value is still refused in a line.
     Recording(**{name: options[f"recording.{name}"] for name in _RECORDING})
     settings = dict(options) | {"recording.path": os.path.abspath(path)}
     return [
-        Task(f"{_word(way)}-{seed}", {"way": way, "seed": seed} | settings)
+        Task(f"{words(way)}-{seed}", {"way": way, "seed": seed} | settings)
         for way in _ways(scale)
-        for seed in (scale.seeds if rate else scale.seeds[:1])
+        for seed in (scale.seeds if options["recording.rate"] else scale.seeds[:1])
     ]
 
 
@@ -121,7 +105,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     recording = Recording(
         **{name: settings[f"recording.{name}"] for name in _RECORDING},
         seed=settings["seed"],
-        count_tokens=_token_counter() if format in _TEXTS else None,
+        count_tokens=_token_counter() if format in TEXTS else None,
     )
     served = serve_recorded(
         recording,
@@ -188,7 +172,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
         for quantity, (_, unit) in _QUANTITIES.items():
             made.append(
                 study_claim(
-                    f"recorded.{quantity}.{_word(way)}",
+                    f"recorded.{quantity}.{words(way)}",
                     _found(rows, quantity, way),
                     paper=None,
                     unit=unit,
@@ -249,7 +233,3 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
     served = max((row["metrics"]["requests"] for row in rows), default=0)
     caption = f"{served:,} requests of {name}, by how memory is managed."
     return {"recorded.png": (caption, variant_figures.draw_variants("", panels))}
-
-
-def _word(way: str) -> str:
-    return "_".join(way.replace(",", "").split())

@@ -98,8 +98,8 @@ class Ablation:
         mark = self.mark(scale)
         made = [
             study_claim(
-                f"{self._name}.{quantity}.{_words(variant.series)}"
-                f".{_words(variant.label)}",
+                f"{self._name}.{quantity}.{words(variant.series)}"
+                f".{words(variant.label)}",
                 of_variant(rows, quantity, variant.series, variant.label),
                 paper=None,
                 unit=QUANTITIES[quantity][1],
@@ -205,7 +205,8 @@ def of_variant(
     return over_seeds(rows, lambda m: m[quantity], series=series, label=label)
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
+    """Returns a label as a part of a claim's id."""
     return "_".join(text.lower().replace(",", "").replace("+", "").split())
 
 
