@@ -77,7 +77,7 @@ def tasks(panels: Sequence[Panel], scale: Scale) -> list[Task]:
 
 
 def _guess(panel: Panel, system: str, scale: Scale) -> float:
-    short, whole = GUESSES.get((panel.name, system), (panel.start, panel.start))
+    short, whole = GUESSES[panel.name, system]
     return short if scale.time_share < 1 else whole
 
 

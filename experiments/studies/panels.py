@@ -20,7 +20,6 @@ class Panel(NamedTuple):
       dataset: that lengths are like.
       systems: in the order in which they are drawn.
       seconds: how long the paper's trace lasts.
-      start: a rate, in requests/s, near what the systems serve; a search begins there.
       n: sequences of a request, sampled.
       beam_width: of a beam search.
       prefix_len: tokens that all prompts begin with.
@@ -32,7 +31,6 @@ class Panel(NamedTuple):
     dataset: str
     systems: tuple[str, ...]
     seconds: int
-    start: float
     n: int = 1
     beam_width: int = 1
     prefix_len: int = 0
@@ -64,25 +62,25 @@ _DATASETS = {
 }
 
 FIG12 = tuple(
-    Panel("fig12", letter, setup, dataset, (*_BASIC, "ft"), seconds, start)
-    for letter, setup, dataset, seconds, start in (
-        ("a", "opt-13b", "sharegpt", 3600, 1.0),
-        ("b", "opt-66b", "sharegpt", 3600, 0.5),
-        ("c", "opt-175b", "sharegpt", 900, 1.5),
-        ("d", "opt-13b", "alpaca", 3600, 15.0),
-        ("e", "opt-66b", "alpaca", 3600, 10.0),
-        ("f", "opt-175b", "alpaca", 900, 15.0),
+    Panel("fig12", letter, setup, dataset, (*_BASIC, "ft"), seconds)
+    for letter, setup, dataset, seconds in (
+        ("a", "opt-13b", "sharegpt", 3600),
+        ("b", "opt-66b", "sharegpt", 3600),
+        ("c", "opt-175b", "sharegpt", 900),
+        ("d", "opt-13b", "alpaca", 3600),
+        ("e", "opt-66b", "alpaca", 3600),
+        ("f", "opt-175b", "alpaca", 900),
     )
 )
 FIG14 = tuple(
-    Panel("fig14", letter, "opt-13b", "alpaca", _BASIC, 3600, 24.0 / width, **several)
-    for letter, width, several in (
-        ("a", 2, {"n": 2}),
-        ("b", 4, {"n": 4}),
-        ("c", 6, {"n": 6}),
-        ("d", 2, {"beam_width": 2}),
-        ("e", 4, {"beam_width": 4}),
-        ("f", 6, {"beam_width": 6}),
+    Panel("fig14", letter, "opt-13b", "alpaca", _BASIC, 3600, **several)
+    for letter, several in (
+        ("a", {"n": 2}),
+        ("b", {"n": 4}),
+        ("c", {"n": 6}),
+        ("d", {"beam_width": 2}),
+        ("e", {"beam_width": 4}),
+        ("f", {"beam_width": 6}),
     )
 )
 FIG16 = tuple(
@@ -93,17 +91,16 @@ FIG16 = tuple(
         "wmt16",
         ("vllm", "orca_oracle"),
         1200,
-        15.0,
         prefix_len=prefix,
     )
     for letter, prefix in (("a", 80), ("b", 341))
 )
-FIG17 = (Panel("fig17", "", "opt-13b", "chat", _BASIC, 3600, 0.5),)
+FIG17 = (Panel("fig17", "", "opt-13b", "chat", _BASIC, 3600),)
 
 # Where a search for a capacity begins, in requests/s: near what came out of it before,
 # with traces that are cut short and with whole ones (of Fig 14, where those were not
-# run, 0.85 times the former). Any other start gives the same within the tolerance, after
-# a few more tries.
+# run, 0.85 times the former). Any other start gives the same within the tolerance,
+# after a few more tries.
 GUESSES: dict[tuple[str, str], tuple[float, float]] = {
     ("fig12a", "vllm"): (2.3, 2.03),
     ("fig12a", "orca_oracle"): (1.2, 0.982),
