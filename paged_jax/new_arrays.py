@@ -10,19 +10,21 @@ import numpy as np
 
 def zeros(shape: int | tuple[int, ...], dtype: type = np.int32) -> jax.Array:
     """Returns zeros on the device."""
-    return on_device(np.zeros(shape, dtype))
+    return jax.device_put(np.zeros(shape, dtype))
 
 
 def full(
     shape: int | tuple[int, ...], value: float, dtype: type = np.int32
 ) -> jax.Array:
     """Returns an array of one value on the device."""
-    return on_device(np.full(shape, value, dtype))
+    return jax.device_put(np.full(shape, value, dtype))
 
 
 def on_device(values: np.ndarray) -> jax.Array:
-    """Returns a copy on the device, whose memory is not the host's array's.
+    """Returns a copy on the device: `values` may change afterwards.
 
-    It may be made later: `values` must not change afterwards.
+    On CPU, `device_put` alone uses the memory of an array that lies at a multiple of 64
+    bytes, even with `may_alias=False`, and copies any other. Donating the first kind is
+    safe, and costs a copy in the first call.
     """
-    return jax.device_put(values, may_alias=False)
+    return jax.device_put(values.copy())

@@ -33,8 +33,12 @@ def test_nothing_is_compiled_and_every_leaf_can_be_donated(kind):
 
 
 def test_a_copy_is_made_of_the_hosts_array():
-    values = np.arange(4096, dtype=np.int32)
-    # It may be made later, but before anything else is done with the array.
-    array = jax.block_until_ready(on_device(values))
-    values[:] = -1
-    assert int(array.sum()) == sum(range(4096))
+    # Half of them at a multiple of 64 bytes, which device_put would not copy.
+    memory = np.empty(4 * 5000, np.uint8)
+    start = -memory.ctypes.data % 64
+    for shift in (0, 16, 64, 80):
+        values = memory[start + shift : start + shift + 4 * 4096].view(np.int32)
+        values[:] = np.arange(4096)
+        array = on_device(values)
+        values[:] = -1
+        assert int(array.sum()) == sum(range(4096))
