@@ -60,7 +60,8 @@ class WorkloadSettings:
         _check_choice("name", self.name, WORKLOADS)
         _check_choice("lengths", self.lengths, datasets())
         _check_choice("prompt_lengths", self.prompt_lengths, PROMPT_LENGTHS)
-        _check(self.num_requests >= 1, "num_requests", self.num_requests, "1 or more")
+        count = self.num_requests
+        _check(1 <= count <= 10**6, "num_requests", count, "1 to 1,000,000")
         _check(
             self.arrival_steps >= 1, "arrival_steps", self.arrival_steps, "1 or more"
         )
