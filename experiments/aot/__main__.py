@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,39 +53,46 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Compiles one part for one target, and prints a line of JSON for each result.
+    """Compiles one part, and prints a line of JSON for each result.
 
-    Each line has the result and a name, which no other result of the report has.
+    Each line has the result and a name, which no other result of the report has. Steps
+    are compiled for one target only.
     """
     dump = environment.enter()
     # These import jax, which reads the environment once.
     from experiments.aot import kernels, step
 
-    (target,), (part,) = (TARGETS[name] for name in args.target), args.part
+    (part,), targets = args.part, [TARGETS[name] for name in args.target]
     kept = Kept(args.keep, part)
 
-    def say(name: str, compile_it: Callable[..., dict[str, Any]], *given: Any) -> None:
-        name = f"{name} {target.name}"
-        row = kept.get(name) or compile_it(*given)
+    def say(name: str, row: dict[str, Any]) -> None:
         print(json.dumps([name, row]), flush=True)
-
-    def row_of(case: kernels.Case) -> dict[str, Any]:
-        return kernels.compile_case(case, target, dump).row()
 
     try:
         if part == "steps":
+            (target,) = targets
             layers = COVERING_LAYERS if args.covering else step.SMOLLM2.num_layers
             # The last has all that the others have.
             for config in step.CONFIGS[-1:] if args.covering else step.CONFIGS:
-                name = f"{layers} layers, {config.preemption}"
-                say(name, step.compile_step, target, dump, layers, config)
+                name = f"{layers} layers, {config.preemption} {target.name}"
+                row = kept.get(name)
+                say(name, row or step.compile_step(target, dump, layers, config))
             return
         for case in kernels.cases():
             if args.covering and not case.covering:
                 continue
-            name = f"{case.name} {case.config}"
-            if args.only in name:
-                say(name, row_of, case)
+            title = f"{case.name} {case.config}"
+            if args.only not in title:
+                continue
+            rows = {
+                target.name: kept.get(f"{title} {target.name}") for target in targets
+            }
+            missing = [target for target in targets if not rows[target.name]]
+            for result in kernels.compile_case(case, missing, dump):
+                rows[result.target.name] = result.row()
+            for name, row in rows.items():
+                assert row is not None
+                say(f"{title} {name}", row)
     finally:
         shutil.rmtree(dump)
 
@@ -93,13 +100,13 @@ def work(args: argparse.Namespace) -> None:
 def results(args: argparse.Namespace, part: str) -> Iterator[dict[str, Any]]:
     """Yields the results of a part.
 
-    Each target has a process of its own: a process compiles a kernel only once, and
-    would have nothing to say of it the second time.
+    A process compiles a kernel only once, and has nothing to say of it the second time:
+    so the step has a process for each target, and all kernels have one for all targets.
     """
     kept = Kept(args.keep, part)
-    for target in args.target:
+    for targets in [args.target] if part == "kernels" else [[t] for t in args.target]:
         command = [sys.executable, "-m", "experiments.aot", "--worker"]
-        command += ["--target", target, "--part", part, "--only", args.only]
+        command += ["--target", *targets, "--part", part, "--only", args.only]
         command += ["--covering"] if args.covering else []
         command += ["--keep", str(args.keep.resolve())] if args.keep else []
         root = Path(__file__).resolve().parents[2]
@@ -110,7 +117,8 @@ def results(args: argparse.Namespace, part: str) -> Iterator[dict[str, Any]]:
                 kept.add(name, row)
                 yield row
         if worker.returncode:
-            raise UserError(f"compiling {part} for {target} failed, as said above")
+            what = f"{part} for {', '.join(targets)}"
+            raise UserError(f"compiling {what} failed, as said above")
 
 
 def main(argv: list[str] | None = None) -> int:

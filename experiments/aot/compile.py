@@ -55,8 +55,6 @@ class Compiled(NamedTuple):
     """A compiled program.
 
     Attributes:
-        kernels: its Mosaic GPU kernels, in the order in which they were compiled. One
-            that this process has compiled before is not there.
         argument_bytes: of the arguments in device memory.
         aliased_bytes: of the arguments, what the results take over.
         temporary_bytes: of what lives in between.
@@ -66,7 +64,6 @@ class Compiled(NamedTuple):
         text: the optimised program.
     """
 
-    kernels: tuple[Figures, ...]
     argument_bytes: int
     aliased_bytes: int
     temporary_bytes: int
@@ -113,9 +110,7 @@ def compile_for(
         lowered = jitted.trace(*args).lower(lowering_platforms=("cuda",))
     compiled = lowered.compile()
     memory: Any = compiled.memory_analysis()
-    kernels = tuple(_read(file) for file in sorted(dump.glob("*.ptxas")))
     return Compiled(
-        kernels,
         memory.argument_size_in_bytes,
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
@@ -153,11 +148,34 @@ def _device(target: Target) -> Any:
     return topology.devices[0]
 
 
-def _read(report: Path) -> Figures:
+def new_kernels(dump: Path) -> tuple[Figures, ...]:
+    """Returns what the last `compile_for` made of its Mosaic GPU kernels.
+
+    It is nothing if this process has compiled all of them before.
+
+    Raises:
+        ValueError: it has compiled some of them before.
+    """
+
+    # JAX says what it needs of kernels that are there already, too, and so numbers them
+    # otherwise than ptxas's reports.
+    def found(suffix: str) -> list[Path]:
+        def place(file: Path) -> tuple[str, int]:
+            kernel, number = file.name.removesuffix(suffix).rsplit("_", 1)
+            return kernel, int(number)
+
+        return sorted(dump.glob(f"*{suffix}"), key=place)
+
+    reports, resources = found(".ptxas"), found(".resources.txt")
+    if reports and len(reports) != len(resources):
+        raise ValueError(f"{len(reports)} of {len(resources)} kernels are new: which?")
+    return tuple(map(_read, reports, resources))
+
+
+def _read(report: Path, resources: Path) -> Figures:
     """Reads ptxas's report on a kernel, and the other files beside it."""
     text = report.read_text()
     code = report.with_suffix(".sass_ctrl").read_text()
-    resources = report.with_suffix(".resources.txt").read_text()
 
     def number(pattern: str, text: str) -> int:
         return sum(map(int, re.findall(pattern, text)))
@@ -170,7 +188,7 @@ def _read(report: Path) -> Figures:
         registers=number(r"Used (\d+) registers", text),
         stack_bytes=number(r"(\d+) bytes stack frame", text),
         spill_bytes=number(r"(\d+) bytes spill (?:stores|loads)", text),
-        smem_bytes=number(r"smem_scratch_bytes=(\d+)", resources),
+        smem_bytes=number(r"smem_scratch_bytes=(\d+)", resources.read_text()),
         hgmma=count("HGMMA"),
         tma_loads=count("UTMALDG|UBLKCP"),
         local_memory=count("LDL|STL"),
