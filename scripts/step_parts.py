@@ -73,7 +73,8 @@ def parts_of(
     layer works on what the one before gave, as in the model.
     """
     c, key = forward.config, jax.random.key(0)
-    dtype = jnp.dtype(c.dtype)
+    # Between packed products activations stay float32.
+    dtype = jnp.dtype("float32" if is_packed(params) else c.dtype)
     tokens, places = work.batch.tokens.shape[0], work.positions.shape[0]
     x = jax.random.normal(key, (tokens, c.hidden_size), dtype)
     q = jax.random.normal(key, (tokens, c.num_heads, c.head_dim), dtype)
@@ -88,16 +89,23 @@ def parts_of(
     }
 
 
+# Bytes of a weight; in int8 each 32 share a scale.
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 32}
+
+
 def least_seconds(
-    config: ModelConfig, speed: Speed, num_rows: int, kv_tokens: int
+    config: ModelConfig, dtype: str, speed: Speed, num_rows: int, kv_tokens: int
 ) -> dict[str, float]:
     """Returns the least time that this machine needs for each part of a step.
 
     Weights, keys and values, and logits are read once; each weight is multiplied with
     each row. What is not named (scheduling, norms, rotary embedding, writing keys and
-    values) should take no time beside them.
+    values) should take no time beside them. The speed of arithmetic was measured in
+    float32: with other weights only bytes count.
     """
-    c, size = config, jnp.dtype(config.dtype).itemsize
+    c, size = config, WEIGHT_BYTES[dtype]
+    if dtype != "float32":
+        speed = speed._replace(flops=float("inf"))
     layer = c.hidden_size * (c.qkv_size + 3 * c.intermediate_size)
     layer += c.num_heads * c.head_dim * c.hidden_size
     layers, head = c.num_layers * layer, c.vocab_size * c.hidden_size

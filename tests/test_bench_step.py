@@ -42,7 +42,7 @@ def bench_step(*words):
 @pytest.mark.long
 def test_json_is_one_object_and_nothing_else(model):
     small = ("--batches", 1, 3, "--contexts", 9, 40, "--steps", 2, "--repeats", 1)
-    small += ("--quick",)  # fewer repeats of the scheduling, too
+    small += ("--dtype", "bfloat16", "--quick")  # fewer repeats of the scheduling, too
     done = bench_step("--model", model, *small, "--json")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
@@ -78,6 +78,7 @@ def test_json_is_one_object_and_nothing_else(model):
         (("--repeats", -1), "--repeats is -1; it must be 1 or more"),
         (("--contexts", 8, 119), "--contexts has 119 and the model can see 118 tokens"),
         (("--steps", "x"), "argument --steps: invalid int value: 'x'"),
+        (("--dtype", "int4"), "argument --dtype: invalid choice: 'int4'"),
         (("--model", "nowhere"), "There is no model 'nowhere'"),
     ],
 )

@@ -15,6 +15,7 @@ from paged_jax.kv_cache import init_kv_cache
 from paged_jax.memory_managers import MANAGERS
 from paged_jax.model_forward import ModelForward
 from paged_jax.models import llama
+from paged_jax.models.packed import can_pack, pack_model
 from paged_jax.step import Program, bucket_of, run_steps
 from paged_jax.submit import init_state
 
@@ -26,8 +27,11 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def case(memory, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
+def case(memory, kv_dtype="float32", max_n=1, width=1, host_blocks=0, backend="xla"):
     """A program, and the shapes of its parameters and its state."""
+    params = llama.param_shapes(MODEL)
+    if backend == "cpu":
+        params = jax.eval_shape(lambda: pack_model(tiny_model()).params)
     caching, memory = memory == "cached", memory.replace("cached", "paged")
     config = EngineConfig(
         **{
@@ -44,7 +48,7 @@ def case(memory, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
         }
     )
     static, manager = config.step_config(), MANAGERS[memory]
-    program = Program(static, ModelForward(MODEL, "xla"), manager.on_device())
+    program = Program(static, ModelForward(MODEL, backend), manager.on_device())
 
     def state():
         cache = init_kv_cache(
@@ -57,7 +61,7 @@ def case(memory, kv_dtype="float32", max_n=1, width=1, host_blocks=0):
         )
         return init_state(static, manager, cache)
 
-    return program, llama.param_shapes(MODEL), jax.eval_shape(state)
+    return program, params, jax.eval_shape(state)
 
 
 def nbytes(tree):
@@ -149,6 +153,18 @@ def test_the_loop_changes_its_state_in_place(memory, kv_dtype, max_n, width, hos
     check_in_place(compiled, state)
     assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
     # Less than a byte for each block: nothing grows with the pool.
+    assert compiled.memory_analysis().temp_size_in_bytes < NUM_BLOCKS
+
+
+def test_so_does_the_loop_that_a_cpu_runs_by_default():
+    # Packed weights, products and attention of its own; with beams and swap.
+    if not can_pack():
+        pytest.skip("no AVX2 here, or no llvmlite: the default is the case above")
+    arguments = "paged", "float32", 4, 4, HOST, "cpu"
+    *_, state = case(*arguments)
+    compiled = compiled_loop(*arguments)
+    check_in_place(compiled, state)
+    assert compiled.memory_analysis().alias_size_in_bytes == nbytes(state)
     assert compiled.memory_analysis().temp_size_in_bytes < NUM_BLOCKS
 
 
