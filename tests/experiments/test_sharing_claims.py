@@ -19,9 +19,11 @@ def shared_row(key, speed=100.0, saving=0.0, **cell):
         "hit_tokens": 0,
         "recomputed_per_token": 0.0,
         "swapped_bytes_per_token": 0.0,
+        "host_read_bytes_per_token": 500.0,
         "preemptions": 3,
     }
-    made["details"] |= {"preemption_cost": None}
+    block = 46080 * made["cell"]["block_size"]  # as SmolLM2's
+    made["details"] |= {"preemption_cost": None, "block_bytes": block}
     made["details"]["workload"] |= {
         "input_tokens": {"mean": 19.0},
         "output_tokens": {"mean": 58.0},
@@ -145,8 +147,22 @@ def test_preemption_stands_beside_the_paper():
     assert claims["fig19.speed_real.swap_over_recompute.4"]["paper"] is None
     assert claims["fig19.speed_real.swap_over_recompute.4"]["holds"]
     assert claims["preemption.recomputed_per_token.swap"]["holds"]
-    assert claims["preemption.swapped_bytes_per_token.recompute"]["holds"]
     assert claims["preemption.preemptions.all"]["measured"] == 3
+
+
+def test_keys_and_values_that_go_to_the_host_are_noticed():
+    rows = preemption_rows()
+
+    def claimed():
+        return by_id(check_claims("preemption", rows, []))[
+            "preemption.host_read_share.all"
+        ]
+
+    assert claimed()["measured"] == pytest.approx(500 / 46080)
+    assert claimed()["holds"]
+    # One cell whose host reads one token's keys and values in eight.
+    rows[3]["metrics"]["host_read_bytes_per_token"] += 46080 / 8
+    assert not claimed()["holds"]
 
 
 def test_the_faster_measurement_of_a_preempted_sequence_counts():
