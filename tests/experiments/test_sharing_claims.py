@@ -107,6 +107,7 @@ def test_savings_stand_beside_those_of_the_paper():
         assert saved["measured"] == pytest.approx(6.0) and saved["paper"] == paper
         assert saved["holds"] == (n < 6) and saved["unit"] == "%"
         assert "prompts of 19.0 and outputs of 58.0" in saved["note"]
+        assert "over a burst that is served to its end" in saved["note"]
         faster = claims[f"parallel_sampling.speedup_real.sharing.{n}"]
         assert faster["measured"] == pytest.approx(1.1) and faster["holds"]
 
@@ -115,6 +116,8 @@ def test_beams_stand_beside_the_paper_and_beside_separate_sequences():
     claims = by_id(check_claims("beam_search", beam_rows(), []))
     assert claims["fig15.saving_real.beam.4"]["measured"] == pytest.approx(50.0)
     assert claims["fig15.saving_real.beam.4"]["holds"]
+    note = claims["fig15.saving_real.beam.4"]["note"]
+    assert "how much beams share is the model's choice" in note
     assert not claims["fig15.saving_real.beam.2"]["holds"]
     assert claims["beam_search.speed_real.separate.4"]["measured"] == 0.9
     assert claims["beam_search.speed_real.separate.4"]["holds"]
