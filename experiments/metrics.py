@@ -36,6 +36,8 @@ def cell_metrics(run: Run) -> dict[str, Any]:
     - `hit_tokens`: tokens of prompts found in the prefix cache.
     - `block_table_bytes`, `schedule_us`, `compilations`, `host_syncs_per_token`,
       `peak_rss_bytes`: see `serving.Run`.
+    - `host_read_bytes_per_token`: bytes that the host reads from the device, for each
+      generated token; what is swapped does not go this way.
     - `cow_bytes`: copied on write, in all.
     - `cow_bytes_per_token`, `swapped_bytes_per_token`, `recomputed_per_token`: bytes
       copied on write, bytes swapped (out and back in), and tokens computed again after
@@ -69,6 +71,7 @@ def cell_metrics(run: Run) -> dict[str, Any]:
         "schedule_us": run.schedule_us,
         "compilations": run.compilations,
         "host_syncs_per_token": run.host_syncs / tokens,
+        "host_read_bytes_per_token": run.host_read_bytes / tokens,
         "peak_rss_bytes": run.peak_rss_bytes,
         "cow_bytes": copied,
         "cow_bytes_per_token": copied / tokens,
@@ -106,6 +109,8 @@ def cell_details(run: Run) -> dict[str, Any]:
         "arrival_rate": run.rate,
         "requests_per_s": len(run.served) / run.wall_s,
         "host_syncs": run.host_syncs,
+        "host_read_bytes": run.host_read_bytes,
+        "block_bytes": run.block_bytes,
         "preemption_cost": run.preemption and run.preemption._asdict(),
         "memory_plan": [list(row) for row in run.memory_plan],
     }

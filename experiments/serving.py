@@ -70,6 +70,7 @@ class Run:
       rate: arrivals, requests a second; None if all were there at time 0.
       compilations: programs compiled while serving.
       host_syncs: blocking reads of device values.
+      host_read_bytes: what these brought to the host.
       schedule_us: time of one step without the model.
       warmup_s: compiling or loading what had not been, before the clock started.
       block_table_bytes: the block tables of all sequence rows.
@@ -88,6 +89,7 @@ class Run:
     rate: float | None
     compilations: int
     host_syncs: int
+    host_read_bytes: int
     schedule_us: float
     warmup_s: float
     block_table_bytes: int
@@ -154,6 +156,7 @@ def run_cell(
         rate=rate,
         compilations=compilations.count,
         host_syncs=stats.host_syncs,
+        host_read_bytes=stats.host_read_bytes,
         schedule_us=engine.schedule_us(),
         warmup_s=warmup_s,
         block_table_bytes=4 * static.num_rows * static.table_width,

@@ -125,12 +125,13 @@ TRAFFIC = (
     "swapped, B",
     "recomputed",
     "syncs",
+    "read, B",
 )
 
 
 def traffic_table(rows: list[Row]) -> Table:
     """Returns what sharing saves, and what it and preemption cost."""
-    title = "Sharing and preemption (the last four for each generated token)"
+    title = "Sharing and preemption (the last five for each generated token)"
     return _by_workload(title, TRAFFIC, traffic_rows(rows))
 
 
@@ -149,6 +150,7 @@ def traffic_rows(rows: list[Row]) -> dict[str, list[list[str]]]:
                 f"{metrics['swapped_bytes_per_token']:.0f}",
                 f"{metrics['recomputed_per_token']:.3f}",
                 f"{metrics['host_syncs_per_token']:.4f}",
+                f"{metrics['host_read_bytes_per_token']:.0f}",
             ]
         )
     return found

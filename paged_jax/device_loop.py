@@ -204,7 +204,9 @@ class DeviceLoop:
     def _read(self, tree: Any) -> Any:
         """Reads device values: all that the host waits for."""
         self.stats.host_syncs += 1
-        return jax.device_get(tree)
+        read = jax.device_get(tree)
+        self.stats.host_read_bytes += sum(x.nbytes for x in jax.tree.leaves(read))
+        return read
 
     def _batches(self, slots: Sequence[int]) -> list[Sequence[int]]:
         return [slots[i : i + self.width] for i in range(0, len(slots), self.width)]

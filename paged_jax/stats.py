@@ -13,6 +13,7 @@ class EngineStats:
 
     Attributes:
       host_syncs: blocking reads of device values.
+      host_read_bytes: what these brought to the host.
       output_tokens: tokens generated, those past a stop string apart.
       iterations: steps taken.
       device_seconds: wall-clock time in the device's loops, reading their reports
@@ -22,6 +23,7 @@ class EngineStats:
     """
 
     host_syncs: int = 0
+    host_read_bytes: int = 0
     output_tokens: int = 0
     iterations: int = 0
     device_seconds: float = 0.0

@@ -9,6 +9,7 @@ import transformers
 
 # Beams, and new tokens at most.
 WIDTHS = {2: 20, 3: 18, 4: 18, 8: 12, 16: 9}
+WIDTHS_BETWEEN = {5: 16, 6: 14, 7: 13}
 LENGTH_PENALTIES = (0.0, 1.0, -1.0, 2.0)
 EARLY_STOPPING = (False, True, "never")
 
@@ -49,16 +50,18 @@ def make_beams(goldens: Path) -> list[dict]:
 
     Every width meets every length penalty and every rule of stopping on the sharp
     models, and there also no end of text; on all models every rule of stopping, and two
-    ends of text.
+    ends of text. The widths between meet each of these once, on one sharp model.
 
     Args:
         goldens: the folder that has the models.
     """
     cases = []
-    for search in (*SHARP, *FLAT):
+    planned = [(search, WIDTHS, rules_for(search)) for search in (*SHARP, *FLAT)]
+    planned.append((SHARP[0], WIDTHS_BETWEEN, few_rules_for(SHARP[0])))
+    for search, widths, rules in planned:
         model = load(goldens / search.model, search.sharpness)
-        for width, limit in WIDTHS.items():
-            for penalty, stopping, ends in rules_for(search):
+        for width, limit in widths.items():
+            for penalty, stopping, ends in rules:
                 asked = {
                     "num_beams": width,
                     "max_new_tokens": limit,
@@ -78,7 +81,10 @@ def make_beams(goldens: Path) -> list[dict]:
     return cases
 
 
-def rules_for(search: Search) -> list[tuple[float, bool | str, list[int]]]:
+Rules = list[tuple[float, bool | str, list[int]]]
+
+
+def rules_for(search: Search) -> Rules:
     """Returns length penalties, rules of stopping and ends of text to go together."""
     penalties, others = LENGTH_PENALTIES, [search.ends, []]
     if search in FLAT:
@@ -87,6 +93,13 @@ def rules_for(search: Search) -> list[tuple[float, bool | str, list[int]]]:
         *itertools.product(penalties, EARLY_STOPPING, [[search.end]]),
         *((1.0, False, ends) for ends in others),
     ]
+
+
+def few_rules_for(search: Search) -> Rules:
+    """Returns what has every penalty, every rule of stopping and every end once."""
+    stopping = itertools.cycle(EARLY_STOPPING)
+    ends = ([search.end], [search.end], search.ends, [])
+    return list(zip(LENGTH_PENALTIES, stopping, ends))
 
 
 def load(folder: Path, sharpness: float) -> transformers.PreTrainedModel:

@@ -58,11 +58,11 @@ class Cell(NamedTuple):
 QUICK = [
     (1, True, "swap", "cached"),
     (2, True, "recompute", "registered"),
-    (4, False, "swap", "none"),
+    (4, False, "recompute", "none"),
     (8, True, "recompute", "cached"),
     (16, True, "swap", "none"),
     (32, True, "swap", "cached"),
-    (64, False, "recompute", "none"),
+    (64, False, "swap", "none"),
     (128, True, "recompute", "registered"),
     (256, True, "swap", "registered"),
     (4, True, "recompute", "none"),

@@ -28,10 +28,14 @@ def test_the_goldens_have_every_rule_with_every_width():
         (2, 3, 4, 8, 16), (0.0, 1.0, -1.0, 2.0), (False, True, "never")
     )
     assert all(seen[rules] >= 2 for rules in wanted)
+    for width in (5, 6, 7):
+        penalties, stopping = zip(*(rules[1:] for rules in seen if rules[0] == width))
+        assert {*penalties} == {0.0, 1.0, -1.0, 2.0}
+        assert {*stopping} == {False, True, "never"}
     assert {len(c["eos_token_ids"]) for c in CASES} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7, 8, 16])
 def test_beams_of_the_goldens_end_early_and_late(width):
     early, late = Counter(), Counter()
     for case in (c for c in CASES if c["num_beams"] == width):

@@ -55,7 +55,7 @@ def golden_outputs(model, sharpness):
 @pytest.mark.parametrize(
     "case",
     newest_but(
-        [case for case in CASES if case["model"] == "llama"],
+        [c for c in CASES if c["model"] == "llama" and c["num_beams"] not in (5, 6, 7)],
         CASES,
         "the search is the same, and test_llama has the logits of each model",
     ),

@@ -660,7 +660,7 @@ class Reads:
     """Counts reads of device values, and those that happen elsewhere than they may."""
 
     def __init__(self, monkeypatch):
-        self.calls, self.outside, self._inside = 0, 0, False
+        self.calls, self.bytes, self.outside, self._inside = 0, 0, 0, False
         array = type(jax.numpy.zeros(1))
         value, get = array._value, jax.device_get
 
@@ -671,6 +671,7 @@ class Reads:
 
         def device_get(tree):
             self.calls += 1
+            self.bytes += sum(x.nbytes for x in jax.tree.leaves(tree))
             self._inside = True
             try:
                 return get(tree)
@@ -690,6 +691,7 @@ def test_every_read_of_a_device_value_is_counted(engine, monkeypatch):
         engine.generate(prompts(8, 30), greedy(20))
     assert reads.outside == 1
     assert reads.calls == engine.stats.host_syncs > 0
+    assert reads.bytes == engine.stats.host_read_bytes > 0
 
 
 @SAME_KIND

@@ -196,12 +196,21 @@ def test_the_quick_run_has_every_block_size_and_every_pair_of_settings():
     assert pairs(equality.QUICK) == pairs(equality.settings())
 
 
-# The block sizes that no other test serves. The whole product is `scripts/equality`.
+# The block sizes that no other test serves, and 64 for sequences that share nothing and
+# are swapped. The whole product is `scripts/equality`.
+IN_CI = [s for s in equality.QUICK if s[0] in (8, 32, 64, 128)]
+
+
+def test_these_share_or_not_and_recompute_or_swap():
+    wanted = {(True, "recompute"), (True, "swap"), (False, "swap")}
+    assert {setting[1:3] for setting in IN_CI} == wanted
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("setting", [s for s in equality.QUICK if s[0] in (8, 32, 128)])
+@pytest.mark.parametrize("setting", IN_CI)
 def test_every_request_in_every_company(setting):
     # One reference for the small ones; it need not be as long as the large one's.
-    product = equality.Product([max(32, setting[0])])
+    product = equality.Product([max(64, setting[0])])
     counts = product.run(setting)
     assert not product.wrong
     for company in equality.DIMENSIONS["company"]:
@@ -213,7 +222,7 @@ def test_every_request_in_every_company(setting):
 @SAME_KIND
 def test_the_oracle_of_draws_draws_the_same():
     """So that what it says of near-ties can be trusted."""
-    product, model = equality.Product([8, 32]), equality.the_model()
+    product, model = equality.Product([8, 64]), equality.the_model()
     prompt, params = equality.request("n=4", 8)
     sequences = product.expected("n=4", 8)
     assert len(set(sequences)) == 4
@@ -230,7 +239,7 @@ def test_the_oracle_of_draws_draws_the_same():
 
 @SAME_KIND
 def test_a_difference_counts_if_it_is_not_at_a_near_tie():
-    product, model = equality.Product([8, 32]), equality.the_model()
+    product, model = equality.Product([8, 64]), equality.the_model()
     for choice in ("greedy", "n=2", "beams=2"):
         prompt, params = equality.request(choice, 8)
         want = product.expected(choice, 8)

@@ -10,8 +10,9 @@ _SERVED = (
     "kv_utilization", "output_tokens_per_s", "mean_running", "normalized_latency_s",
     "ttft_s.p50", "ttft_s.p99", "tpot_s.p50", "tpot_s.p99", "preemptions",
     "blocks_saved", "schedule_us", "hit_tokens", "block_table_bytes", "cow_bytes",
-    "host_syncs_per_token", "compilations", "peak_rss_bytes", "block_saving",
-    "cow_bytes_per_token", "swapped_bytes_per_token", "recomputed_per_token",
+    "host_syncs_per_token", "host_read_bytes_per_token", "compilations",
+    "peak_rss_bytes", "block_saving", "cow_bytes_per_token",
+    "swapped_bytes_per_token", "recomputed_per_token",
 )  # fmt: skip
 
 _CELLS = """\
@@ -28,7 +29,8 @@ Saving: 1 - 1 / mean over iterations of (logical / physical blocks). Skipped: to
 that were not computed since their keys and values were shared. Hits: those of them
 that the prefix cache found. Copied: bytes copied on write. Swapped: bytes copied to
 the host and back. Recomputed: tokens lost to preemption. Syncs: blocking reads of
-device values. The last four are for each generated token."""
+device values. Read: bytes that these bring. The last five are for each generated
+token."""
 _DETAILS = """\
 TTFT: seconds to the first token. TPOT: milliseconds between later ones. Scheduling:
 microseconds of one iteration with the model taken out. Tables: KiB of block tables.

@@ -70,6 +70,7 @@ def served() -> dict:
             "hit_tokens": 0,
             "cow_bytes_per_token": 1234.5,
             "swapped_bytes_per_token": 0.0,
+            "host_read_bytes_per_token": 512.5,
             "recomputed_per_token": 0.125,
         }
         row["details"] |= {

@@ -46,5 +46,6 @@ def test_preempted_sequences_are_swapped_or_computed_again(summary_of, tmp_path)
     assert cost["tokens"] == 48 and min(cost.values()) > 0
     assert claims["preemption.tokens_equal"]["holds"]
     assert claims["preemption.preemptions.all"]["holds"]
+    assert claims["preemption.host_read_share.all"]["measured"] > 0
     assert claims["preemption.compilations.all"]["holds"]
     assert (tmp_path / "r/figures/preemption.png").exists()

@@ -26,6 +26,7 @@ METRICS = {
     "normalized_latency_s", "ttft_s", "tpot_s", "preemptions", "blocks_saved",
     "block_table_bytes", "schedule_us", "compilations", "host_syncs_per_token",
     "peak_rss_bytes", "cow_bytes", "block_saving", "hit_tokens",
+    "host_read_bytes_per_token",
     "cow_bytes_per_token", "swapped_bytes_per_token", "recomputed_per_token",
 }  # fmt: skip
 

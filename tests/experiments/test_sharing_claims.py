@@ -19,9 +19,11 @@ def shared_row(key, speed=100.0, saving=0.0, **cell):
         "hit_tokens": 0,
         "recomputed_per_token": 0.0,
         "swapped_bytes_per_token": 0.0,
+        "host_read_bytes_per_token": 500.0,
         "preemptions": 3,
     }
-    made["details"] |= {"preemption_cost": None}
+    block = 46080 * made["cell"]["block_size"]  # as SmolLM2's
+    made["details"] |= {"preemption_cost": None, "block_bytes": block}
     made["details"]["workload"] |= {
         "input_tokens": {"mean": 19.0},
         "output_tokens": {"mean": 58.0},
@@ -105,6 +107,7 @@ def test_savings_stand_beside_those_of_the_paper():
         assert saved["measured"] == pytest.approx(6.0) and saved["paper"] == paper
         assert saved["holds"] == (n < 6) and saved["unit"] == "%"
         assert "prompts of 19.0 and outputs of 58.0" in saved["note"]
+        assert "over a burst that is served to its end" in saved["note"]
         faster = claims[f"parallel_sampling.speedup_real.sharing.{n}"]
         assert faster["measured"] == pytest.approx(1.1) and faster["holds"]
 
@@ -113,6 +116,8 @@ def test_beams_stand_beside_the_paper_and_beside_separate_sequences():
     claims = by_id(check_claims("beam_search", beam_rows(), []))
     assert claims["fig15.saving_real.beam.4"]["measured"] == pytest.approx(50.0)
     assert claims["fig15.saving_real.beam.4"]["holds"]
+    note = claims["fig15.saving_real.beam.4"]["note"]
+    assert "how much beams share is the model's choice" in note
     assert not claims["fig15.saving_real.beam.2"]["holds"]
     assert claims["beam_search.speed_real.separate.4"]["measured"] == 0.9
     assert claims["beam_search.speed_real.separate.4"]["holds"]
@@ -145,8 +150,22 @@ def test_preemption_stands_beside_the_paper():
     assert claims["fig19.speed_real.swap_over_recompute.4"]["paper"] is None
     assert claims["fig19.speed_real.swap_over_recompute.4"]["holds"]
     assert claims["preemption.recomputed_per_token.swap"]["holds"]
-    assert claims["preemption.swapped_bytes_per_token.recompute"]["holds"]
     assert claims["preemption.preemptions.all"]["measured"] == 3
+
+
+def test_keys_and_values_that_go_to_the_host_are_noticed():
+    rows = preemption_rows()
+
+    def claimed():
+        return by_id(check_claims("preemption", rows, []))[
+            "preemption.host_read_share.all"
+        ]
+
+    assert claimed()["measured"] == pytest.approx(500 / 46080)
+    assert claimed()["holds"]
+    # One cell whose host reads one token's keys and values in eight.
+    rows[3]["metrics"]["host_read_bytes_per_token"] += 46080 / 8
+    assert not claimed()["holds"]
 
 
 def test_the_faster_measurement_of_a_preempted_sequence_counts():
