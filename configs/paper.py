@@ -5,8 +5,9 @@
 
 Looked for: what is a matter of memory alone within 4% of the paper, what is fitted
 within 15%, and vLLM serving twice the load of each baseline. Some of it does not hold:
-twice Orca (Oracle) mostly not, twice Orca (Pow2) not with OPT-175B. `quick` took 7
-minutes on two cores (docs/reproduction.md has what came out).
+twice Orca (Oracle) mostly not, twice Orca (Pow2) not with OPT-175B, and twice any Orca
+not with whole chats. `quick` took 7 minutes on two cores (docs/reproduction.md has what
+came out).
 """
 
 from experiments.studies.base_config import study_config

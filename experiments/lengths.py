@@ -100,7 +100,6 @@ def draw_pairs(
     count: int,
     dataset: str,
     longest: int,
-    correlation: float = 0.0,
 ) -> np.ndarray:
     """Draws lengths of requests from the histograms of the paper's Fig 11 themselves.
 
@@ -114,15 +113,11 @@ def draw_pairs(
       count: N, requests.
       dataset: one of `datasets()`.
       longest: input and output together, in tokens; no less than in the figure (2048).
-      correlation: as of `draw_lengths`.
 
     Returns:
       i64[N, 2], input and output lengths; each pair sums to `longest` or less.
-
-    Raises:
-      UserError: a correlation out of range.
     """
-    both = zip(("input", "output"), _shares(rng, count, correlation))
+    both = zip(("input", "output"), _shares(rng, count, 0.0))
     inputs, outputs = (_from_histogram(dataset, which, share) for which, share in both)
     for i in np.flatnonzero(inputs + outputs > longest):
         for j in rng.integers(count, size=_TRIES):

@@ -1,4 +1,4 @@
-"""When requests arrive: at random, in bursts, or as they were recorded."""
+"""When requests arrive: at random, or in bursts."""
 
 import numpy as np
 
@@ -35,26 +35,6 @@ def gamma_arrivals(
     _check_positive("cv", cv)
     shape = 1.0 / cv**2
     return np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), count))
-
-
-def stretch(arrivals: np.ndarray, rate: float) -> np.ndarray:
-    """Returns recorded arrivals, stretched to a mean rate.
-
-    Args:
-      arrivals: f64[N], seconds, ascending, not all the same.
-      rate: requests a second, from the first to the last.
-
-    Raises:
-      UserError: all arrive at once, or a rate that is not above 0 and finite.
-    """
-    _check_positive("rate", rate)
-    if len(arrivals) < 2 or not arrivals[-1] > arrivals[0]:
-        raise UserError(
-            f"{len(arrivals)} arrivals with no time between the first and the last "
-            "have no rate; take more of the recording"
-        )
-    span = arrivals[-1] - arrivals[0]
-    return (arrivals - arrivals[0]) * ((len(arrivals) - 1) / (rate * span))
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -31,7 +31,6 @@ def draw_trace(
     beam_width: int = 1,
     prefix_len: int = 0,
     cv: float = 1.0,
-    correlation: float = 0.0,
 ) -> Trace:
     """Returns requests with lengths like a dataset's, and random arrivals.
 
@@ -48,7 +47,6 @@ def draw_trace(
       beam_width: beams of each request, if it is a beam search; then n is 1.
       prefix_len: tokens that the prompts of `wmt16` begin with.
       cv: of the distances between arrivals; 1: they are Poisson (see `arrivals`).
-      correlation: of prompt and output lengths, see `draw_lengths`.
 
     Raises:
       UserError: no search of that width is recorded, or several sequences of beams; a
@@ -70,7 +68,7 @@ def draw_trace(
     elif dataset == CHATS:
         lengths = draw_chats(lengths_rng, count, MAX_MODEL_LEN)
     else:
-        lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN, correlation)
+        lengths = draw_pairs(lengths_rng, count, dataset, MAX_MODEL_LEN)
     outputs = np.repeat(lengths[:, 1:], max(n, beam_width), axis=1)
     search = None
     if beam_width > 1:
@@ -89,7 +87,6 @@ def evaluate(
     prefix_len: int = 0,
     until: float = math.inf,
     give_up_above: float | None = None,
-    slots: int | None = None,
     change: Callable[[SimulatorProgram], SimulatorProgram] | None = None,
     **changes: Any,
 ) -> Results:
@@ -104,9 +101,6 @@ def evaluate(
       prefix_len: tokens that all prompts begin with; `vllm` shares their whole blocks.
       until: seconds after which the run may end, see `simulate`.
       give_up_above: normalized latency above which the run need not be finished.
-      slots: sequences that the simulator holds at once; None: those of
-        `systems.engine_config`, as many whatever the trace, so that runs share a
-        compiled program.
       change: makes the program that is run of the system's own.
       changes: other settings of the engine, see `systems.engine_config`.
     """
@@ -119,7 +113,6 @@ def evaluate(
         n=trace.n if width == 1 else 1,
         beam_width=width,
         prefixes=int(prefix_len > 0),
-        slots=slots,
         **changes,
     )
     program = systems.program(system, setup, config)

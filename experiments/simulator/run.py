@@ -1,9 +1,14 @@
 """A run of a simulation: requests go in, the times of those that ended come out.
 
-A trace with as many requests as there are slots runs in one go on the device. A longer
-one streams through: whenever the device has come to where the next arrival is not known
-to it, and might matter, the host reads what has ended and puts new requests into those
-slots. In an overload they come late, behind many others: as they would anyway.
+A trace with as many requests as there are slots needs nothing of the host until its
+end. A longer one streams through: whenever the device has come to where the next
+arrival is not known to it, and might matter, the host reads what has ended and puts new
+requests into those slots. In an overload they come late, behind many others: as they
+would anyway.
+
+All the same the compiled loop returns every few thousand steps, and is called again:
+then Ctrl-C is heard, a run without hope given up, the times of steps read before others
+take their place, and sums in float32 added to longer ones in float64.
 """
 
 import dataclasses
@@ -52,8 +57,8 @@ from paged_jax.preempt import VictimRule, latest_arrival
 from paged_jax.requests import init_queue
 from paged_jax.submit import init_scheduler
 
-# Steps between two looks of the host, so that Ctrl-C is heard, and float32 sums stay
-# short.
+# Steps between two looks of the host, at most, if no log is kept (its length, if one
+# is). The times of so many steps are kept on the device.
 _PIECE = 4096
 
 

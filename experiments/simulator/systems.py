@@ -85,7 +85,11 @@ def engine_config(
       nobody preempted; each of n sequences is one of its own, and each beam takes a
       chunk of its own (paper, section 6.3). What a beam takes over of another is copied
       from chunk to chunk, and no time counts for that.
-    - `ft`: batches at the level of requests, each run to its longest.
+    - `ft`: batches at the level of requests, each run to its longest. The paper's batch
+      size is the memory rule of `ft`, so its pool has the model length for each member
+      of a batch, and may be larger than the set-up's: utilization, which is of granted
+      slots, does not depend on that; shares of the pool do. If the changes have other
+      memory, or another number of blocks or sequences, it is the set-up's.
 
     Args:
       system: one of `SYSTEMS`.
@@ -128,6 +132,9 @@ def engine_config(
         batching="static" if static else "continuous",
         sharing=system == "vllm",
     )
+    if static and not changes.keys() & {"num_blocks", "max_seqs", "memory"}:
+        each = EngineConfig(**(rules | changes)).blocks_per_request
+        rules["num_blocks"] = max(setup.num_blocks, seqs * each)
     return EngineConfig(**(rules | changes))
 
 

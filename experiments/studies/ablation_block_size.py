@@ -1,7 +1,8 @@
 """Block size, by workload and by what becomes of the preempted.
 
-The same slots in blocks of another size. What a small block costs the attention kernel
-is not in the cost model, but for the copies of a swap (paper, section 7.2 and 7.3).
+The same slots in blocks of another size (paper, sections 7.2 and 7.3). A small block
+costs more copies for a swap and, below 4 tokens, more bytes that attention reads in
+vain (`simulator.costs`); other costs of the kernel are not in the model.
 """
 
 from experiments.attribution import Row

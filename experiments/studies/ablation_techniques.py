@@ -28,6 +28,7 @@ TECHNIQUES = ("paging", "sharing", "continuous batching")
 # Workload to its settings, and where searches begin for the least and the most.
 WORKLOADS: dict[str, tuple[dict[str, Any], float, float]] = {
     "sharegpt": ({"dataset": "sharegpt"}, 0.25, 1.9),
+    "alpaca": ({"dataset": "alpaca"}, 1.0, 37.0),
     "alpaca, n = 4": ({"dataset": "alpaca", "n": 4}, 1.0, 8.0),
 }
 _MEASURED = ("capacity", "tokens_per_s")

@@ -33,7 +33,7 @@ from experiments.studies.paper import SOURCE, numbers
 from experiments.studies.seeds import over_seeds
 from experiments.studies.serve import serve
 from experiments.studies.study import Figures, Scale, Task, seeds_of
-from experiments.studies.study_claim import study_claim
+from experiments.studies.study_claim import compared_claim, study_claim
 
 TITLE = "Swapping and recomputing"
 
@@ -84,7 +84,7 @@ def times(block_size: int) -> dict[str, float]:
 
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
-    """Returns the times of a for each block size, and the latencies of b."""
+    """Returns the times of a by block size, the latencies of b, and their ratios."""
     made = []
     figure = numbers()["fig19a"]
     for way in _WAYS:
@@ -118,6 +118,19 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                         mark=mark_of(scale),
                     )
                 )
+        for size in sizes(scale):
+            made.append(
+                compared_claim(
+                    f"fig19b.ratio_{dataset}.swap_over_recompute.{size}",
+                    latency(rows, dataset, size, "swap"),
+                    latency(rows, dataset, size, "recompute"),
+                    paper=None,
+                    unit="x, latency",
+                    kind="predicted",
+                    source=f"{SOURCE} Fig 19b",
+                    mark=mark_of(scale),
+                )
+            )
     return made
 
 

@@ -16,14 +16,29 @@ class Estimate(NamedTuple):
       mean: over the seeds.
       spread: largest less smallest; 0, and not known, with one seed.
       count: of seeds; 0 of a number that depends on nothing random.
+      low: smallest; None if it is not known, as of a number that is made of others.
+      high: largest; likewise.
     """
 
     mean: float
     spread: float
     count: int
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """How far low and high are from the mean; half the spread if not known."""
+        if self.low is None or self.high is None:
+            return self.spread / 2, self.spread / 2
+        # A mean of equal numbers may be off by a rounding.
+        return max(self.mean - self.low, 0.0), max(self.high - self.mean, 0.0)
 
     def differs(self, other: "Estimate") -> bool:
-        """Returns whether the ranges of the two numbers lie apart."""
+        """Returns whether the means are further apart than half of both spreads.
+
+        So intervals as wide as the spreads, with the means in their middles, lie apart.
+        """
         return abs(self.mean - other.mean) > (self.spread + other.spread) / 2
 
 
@@ -52,7 +67,8 @@ def estimate(values: Iterable[float]) -> Estimate | None:
     found = np.array(list(values), dtype=float)
     if not found.size or not np.isfinite(found).all():
         return None
-    return Estimate(float(found.mean()), float(np.ptp(found)), int(found.size))
+    low, high = float(found.min()), float(found.max())
+    return Estimate(float(found.mean()), high - low, int(found.size), low, high)
 
 
 def over_seeds(

@@ -25,10 +25,9 @@ def serve_at(
     Args:
       settings: `system`, `setup`, `dataset`, `seconds` (of the trace) and `seed`. If
         they are not the usual: `n`, `beam_width`, `prefix_len`; `cv` of the arrivals;
-        `slots` (see `evaluate`); `engine`, settings other than the system's own;
-        `victim`, one of `victims.RULES`; `software`, the system whose overheads count;
-        `cost_factors`, by which terms of the cost model are multiplied (see
-        `costs.CostTerms`).
+        `engine`, settings other than the system's own; `victim`, one of
+        `victims.RULES`; `software`, the system whose overheads count; `cost_factors`,
+        by which terms of the cost model are multiplied (see `costs.CostTerms`).
       rate: requests a second.
       window: seconds from which on, and up to which, steps count in the means.
       until: seconds after which the run may end; the latency is infinite then, unless
@@ -70,7 +69,6 @@ def serve_at(
         prefix_len=prefix_len,
         until=until,
         give_up_above=give_up_above,
-        slots=settings.get("slots"),
         change=change,
         **settings.get("engine", {}),
     )

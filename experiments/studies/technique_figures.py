@@ -52,7 +52,7 @@ def draw_factors(
         ax.text(1.02 * whole, place, f" {whole:.1f}x", va="center", fontsize=9)
     ax.set_xscale("log")
     ax.set_xlim(min(1.0, *left), 1.35 * max(2.0, *left))
-    ticks = [x for x in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if x <= 1.35 * max(left)]
+    ticks = [x for x in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48) if x <= 1.35 * max(left)]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")

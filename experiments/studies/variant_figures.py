@@ -103,11 +103,11 @@ def _draw(ax: Axes, panel: Panel, labels: list[str]) -> None:
         x = np.array([labels.index(label) for label, _ in known])
         x = x + 0.06 * (number - (count - 1) / 2)
         y = np.array([found.mean for _, found in known])
-        half = np.array([found.spread / 2 for _, found in known])
+        reach = np.transpose([found.reach for _, found in known])
         ax.errorbar(
             x,
             y,
-            half,
+            reach,
             color=color,
             marker=marker,
             markersize=5,

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.errors import UserError
 from experiments.simulator import readers
-from experiments.simulator.arrivals import gamma_arrivals, poisson_arrivals, stretch
+from experiments.simulator.arrivals import gamma_arrivals, poisson_arrivals
 from experiments.simulator.readers import FORMATS, Malformed, Row, read_trace
 
 FILES = {
@@ -150,26 +150,6 @@ def test_bursts_have_the_rate_and_the_variation(cv):
     assert (distances >= 0).all()
     assert 1 / distances.mean() == pytest.approx(4.0, rel=0.05)
     assert distances.std() / distances.mean() == pytest.approx(cv, rel=0.05)
-
-
-def test_a_recording_is_stretched_to_a_rate():
-    recorded = poisson_arrivals(np.random.default_rng(0), 101, 2.0)
-    arrivals = stretch(recorded, 10.0)
-    assert arrivals[0] == 0 and arrivals[-1] == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize(
-    "arrivals, rate, message",
-    [
-        ([3.0], 1.0, "1 arrivals with no time"),
-        ([2.0, 2.0], 1.0, "2 arrivals with no time"),
-        ([1.0, 2.0], 0.0, "rate is 0.0"),
-        ([1.0, 2.0], float("nan"), "rate is nan"),
-    ],
-)
-def test_a_recording_without_a_rate_is_refused(arrivals, rate, message):
-    with pytest.raises(UserError, match=message):
-        stretch(np.array(arrivals), rate)
 
 
 def test_a_poisson_process_has_no_memory():

@@ -1,14 +1,15 @@
 """The simulator takes the engine's steps, and its clock is right."""
 
-import dataclasses
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import greedy, make_engine
 from simulations import UNIT, PerToken, draw_trace, small
 
 from experiments.errors import UserError
+from experiments.simulator import run as simulator_run
 from experiments.simulator.plain import simulate_plain
 from experiments.simulator.run import make_program, simulate
 from experiments.simulator.trace import Trace, pieces
@@ -34,6 +35,31 @@ def run(config, trace, costs=UNIT, window=None, **changes):
     return simulate(config, trace, program, **window)
 
 
+def batch_of(scheduler):
+    """Returns which request each row has, as what, and when what happened to each."""
+    sequences = scheduler.sequences
+    return {
+        "request": np.array(sequences.request),
+        "status": np.array(sequences.status),
+        "timeline": np.array(scheduler.requests.timeline),
+    }
+
+
+def keep_batches(monkeypatch):
+    """Makes the simulator stop after each step; returns the batches, as they come."""
+    run_steps, kept = simulator_run._run, []
+
+    def take_step(program, state, max_steps, *rest):
+        before = int(state.scheduler.iteration)
+        state = run_steps(program, state, jnp.minimum(max_steps, 1), *rest)
+        if int(state.scheduler.iteration) > before:
+            kept.append(batch_of(state.scheduler))
+        return state
+
+    monkeypatch.setattr(simulator_run, "_run", take_step)
+    return kept
+
+
 @pytest.mark.parametrize(
     "changes, n",
     [
@@ -46,7 +72,7 @@ def run(config, trace, costs=UNIT, window=None, **changes):
     ],
     ids=["paged", "unchunked", "swap", "pow2", "static", "several"],
 )
-def test_its_batches_are_the_engines(changes, n):
+def test_its_batches_are_the_engines(changes, n, monkeypatch):
     # As in test_registered_prefix, so that programs are shared; nothing is registered.
     engine = make_engine(
         max_prefixes=1, max_requests=24, steps_per_sync_offline=512, **changes
@@ -61,9 +87,17 @@ def test_its_batches_are_the_engines(changes, n):
                 max_tokens=int(output), n=n, temperature=1.0, ignore_eos=True
             )
         engine.submit([3] * int(prompt), params)
+    batches = []
     while engine.has_unfinished():
-        engine.step(512)
+        engine.step(1)
+        batches.append(batch_of(engine.state.scheduler))
+    simulated = keep_batches(monkeypatch)
     found = run(engine.config, trace, log_length=2048).log
+    # Which request is in which row, and when each was admitted, answered and ended.
+    assert len(simulated) == len(batches) > 20
+    for step, (ours, theirs) in enumerate(zip(simulated, batches, strict=True)):
+        for name, of_engine in theirs.items():
+            np.testing.assert_array_equal(ours[name], of_engine, f"{name}, {step}")
     expected = engine.stats.log
     assert len(found) == len(expected)
     for field in Field:
@@ -145,15 +179,14 @@ def test_only_the_window_counts():
     assert 0 < part.means["mean_running"] <= 6
 
 
-def test_what_never_fits_is_rejected():
-    trace = Trace(np.zeros(2), np.array([30, 3]), np.array([[10], [4]]))
-    found = run(small(num_blocks=12, memory="paged"), trace)
-    assert found.rejected == 0
-    config = small(num_blocks=16, memory="max")
-    tight = dataclasses.replace(config, max_model_len=33)
-    trace = Trace(np.zeros(2), np.array([20, 3]), np.array([[10], [4]]))
-    found = run(tight, trace)
-    assert found.rejected == 0 and np.isfinite(found.ended).all()
+@pytest.mark.parametrize("prompt, rejected", [(40, 1), (32, 0)])
+def test_what_never_fits_is_rejected(prompt, rejected):
+    # Three sequences take the prompt's blocks of 4, and one each: 13 or 11 of 12.
+    trace = Trace(np.zeros(2), np.array([prompt, 4]), np.full((2, 3), 4))
+    found = run(small(num_blocks=12, max_n=3), trace)
+    assert found.rejected == rejected
+    assert np.isnan(found.ended).tolist() == [bool(rejected), False]
+    assert found.latencies.count == 2 - rejected
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ablations: variants, factors of techniques, rules for victims."""
 
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.ablations import STUDIES
+from experiments.simulator.costs import CostTerms
 from experiments.studies import ablation_techniques, variants
 from experiments.studies.ablation_techniques import (
     TECHNIQUES,
@@ -169,6 +171,7 @@ def test_expectations_hold_and_fail(name, claim, changes, holds):
         ("block_size.alpaca_loses_more", "capacity", "alpaca,_recompute-256"),
         ("swap_bandwidth.ratio.swap_over_recompute.4x", "tokens_per_s", "swap-4x"),
         ("techniques.factor.all.capacity.sharegpt", "capacity", "sharegpt-none"),
+        ("techniques.factor.all.capacity.alpaca", "capacity", "alpaca-none"),
     ],
 )
 def test_comparisons_say_if_the_difference_exceeds_the_spread(
@@ -283,9 +286,15 @@ def test_rules_choose_among_those_that_run(rule, row):
 
 
 def test_every_rule_and_cost_factor_of_a_study_is_known():
+    fields = {field.name for field in dataclasses.fields(CostTerms)} - {"padded"}
+    scaled = set()
     for name in STUDIES:
         for task in load_study(name).tasks(FULL):
             assert task.settings.get("victim", "latest arrival") in RULES
+            factors = task.settings.get("cost_factors", {})
+            assert factors.keys() <= fields
+            scaled |= factors.keys()
+    assert scaled == {"step_s", "row_s", "swapped_in_s", "swapped_out_s"}
 
 
 def test_a_variant_is_measured():

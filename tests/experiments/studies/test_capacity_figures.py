@@ -105,6 +105,24 @@ def test_beams_are_said_to_rest_on_an_assumption():
         assert ("assumed: beams part as" in claim["note"]) is beams
 
 
+@pytest.mark.parametrize("gain, holds", [(2.0, True), (1.2, False)])
+def test_fig_14_says_whether_more_sequences_gain_more(gain, holds):
+    rows = [
+        one
+        for panel in ("fig14a", "fig14c", "fig14d", "fig14f")
+        for one in rows_of(
+            {"vllm": gain if panel in ("fig14c", "fig14f") else 1.5, "orca_oracle": 1},
+            panel=panel,
+        )
+    ]
+    found = by_id(fig14.claims(rows, FULL))
+    for panel in ("fig14c", "fig14f"):
+        trend = found[f"{panel}.trend.vllm_over_oracle.6_over_2"]
+        assert trend["measured"] == pytest.approx(gain / 1.5)
+        assert trend["holds"] is holds
+        assert "the difference exceeds the spread over 3 seeds" in trend["note"]
+
+
 def test_claims_and_captions_say_what_was_cut_short():
     def marks(study, scale):
         return {

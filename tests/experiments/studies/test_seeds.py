@@ -14,7 +14,12 @@ from experiments.studies.seeds import (
 
 
 def test_an_estimate_is_the_mean_and_the_range():
-    assert estimate([1.0, 2.0, 6.0]) == Estimate(3.0, 5.0, 3)
+    found = estimate([1.0, 2.0, 6.0])
+    assert found == Estimate(3.0, 5.0, 3, 1.0, 6.0)
+    assert found.reach == (2.0, 3.0)
+    assert Estimate(3.0, 5.0, 3).reach == (2.5, 2.5)
+    # The mean of these is above all of them.
+    assert min(estimate([0.1, 0.1, 0.1]).reach) == 0.0
 
 
 @pytest.mark.parametrize("values", [[], [1.0, np.nan], [np.inf]])
@@ -22,7 +27,7 @@ def test_what_is_no_number_gives_no_estimate(values):
     assert estimate(values) is None
 
 
-def test_only_ranges_that_lie_apart_differ():
+def test_means_differ_that_are_further_apart_than_half_of_both_spreads():
     wide = Estimate(1.0, 0.4, 3)
     assert not wide.differs(Estimate(1.2, 0.1, 3))
     assert wide.differs(Estimate(1.3, 0.1, 3))
@@ -66,10 +71,13 @@ def test_rows_are_chosen_by_their_settings():
         for s in ("ft", "vllm")
         for i in range(3)
     ]
-    assert over_seeds(rows, lambda m: m["x"], system="vllm") == Estimate(1.0, 2.0, 3)
+    assert over_seeds(rows, lambda m: m["x"], system="vllm") == (
+        Estimate(1.0, 2.0, 3, 0.0, 2.0)
+    )
     assert over_seeds(rows, lambda m: m["x"], system="none") is None
 
 
 def test_rows_without_a_seed_depend_on_nothing_random():
     rows = [{"cell": {"what": "model"}, "metrics": {"x": 2.0}}]
-    assert over_seeds(rows, lambda m: m["x"]) == exact(2.0)
+    found = over_seeds(rows, lambda m: m["x"])
+    assert found == exact(2.0)._replace(low=2.0, high=2.0)
