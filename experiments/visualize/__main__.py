@@ -3,8 +3,10 @@
 import argparse
 import functools
 import http.server
+import os
 import shlex
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,7 +60,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="decides what is drawn")
     parser.add_argument(
-        "--serve", action="store_true", help="then show the file on localhost"
+        "--serve", action="store_true", help="then open the file on localhost"
+    )
+    parser.add_argument(
+        "--no-browser",
+        action="store_true",
+        help="--serve only prints the address, as it does where there is no screen",
     )
     parser.add_argument("--port", type=int, default=8000, help="of --serve; 0: any")
     args = parser.parse_args(argv)
@@ -77,8 +84,13 @@ def make(args: argparse.Namespace, argv: list[str]) -> str:
     return make_page(config, command, _say)
 
 
-def serve(path: Path, port: int) -> None:
+def serve(path: Path, port: int, browser: bool) -> None:
     """Shows one file on localhost until Ctrl-C.
+
+    Args:
+      path: the file.
+      port: where; 0 for any that is free.
+      browser: whether to open it in one.
 
     Raises:
       UserError: the port is taken.
@@ -89,8 +101,18 @@ def serve(path: Path, port: int) -> None:
     except OSError as error:
         raise UserError(f"--port={port}: {error.strerror}; name another") from None
     with server:
-        print(f"http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
+        address = f"http://127.0.0.1:{server.server_port}/"
+        print(f"{address} (Ctrl-C ends)", flush=True)
+        if browser:
+            webbrowser.open(address)
         server.serve_forever()
+
+
+def has_screen() -> bool:
+    """Whether a browser would have a window; one in the terminal is not wanted."""
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
 
 
 class _OneFile(http.server.BaseHTTPRequestHandler):
@@ -131,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         write(args.out, make(args, words))
         print(f"page: {args.out}", flush=True)
         if args.serve:
-            serve(args.out, args.port)
+            serve(args.out, args.port, has_screen() and not args.no_browser)
     except (UserError, ConfigError) as error:
         print(f"visualize: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT

@@ -126,13 +126,19 @@ class Recorded(NamedTuple):
       config: settings of the engine.
       asked: the requests.
       sequences: their sequences, in order.
-      moments: one of each iteration.
+      moments: one of each iteration, and one of the step after them, in which the last
+        sequences to end give back what they have.
     """
 
     config: Any
     asked: Sequence[Asked]
     sequences: list[SequenceId]
     moments: list[Moment]
+
+    @property
+    def iterations(self) -> int:
+        """How many there were: the last moment is of none."""
+        return max(0, len(self.moments) - 1)
 
     @property
     def final_tokens(self) -> list[tuple[int, ...]]:
@@ -214,6 +220,12 @@ class Recorder:
                 continue
             yield self._moment(plan, len(self._asked) - len(waiting))
             iteration += 1
+        if iteration:
+            plan = jax.device_get(
+                _ask(self._static, self._manager, engine.state.scheduler)
+            )
+            engine.step(1)  # computes nothing: those that ended are retired
+            yield self._moment(plan, len(self._asked))
 
     def _note_slots(self, arrived: int) -> None:
         """Finds out which sequence is in which request slot.

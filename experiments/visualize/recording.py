@@ -1,6 +1,7 @@
 """What was recorded, as small JSON: columns, and what changed from one iteration on.
 
-`web/src/recording.js` reads it. A frame is the engine after one iteration.
+`web/src/recording.js` reads it. A frame is the engine after one iteration; there is one
+more than `iterations`, in which the last to end have given their blocks back.
 
 - `rows`: flat `[row, sequence, on_host, length, kept, count, block, ...]` for each
   sequence row that did not do what was expected: keep its sequence and its table, and
@@ -43,6 +44,7 @@ def encode(recorded: Recorded, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "maxSeqs": config.max_seqs,
         "maxModelLen": config.max_model_len,
         "frames": len(moments),
+        "iterations": recorded.iterations,
         "requests": [
             {
                 "prompt": one.prompt,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -74,3 +75,14 @@ def opened(
         yield Opened(page, problems, requests)
     finally:
         context.close()
+
+
+def wait_until(page: Any, expression: str, seconds: float = 30) -> None:
+    """Waits until an expression is true.
+
+    Playwright's own way has the page evaluate a text, which its policy forbids.
+    """
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not in {seconds} s: {expression}"
+        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A page of a tiny model, made once for all processes that test it."""
+"""A page of a tiny model, made once for all processes that test it, and opened."""
 
 import contextlib
 import fcntl
@@ -6,10 +6,12 @@ import pickle
 from pathlib import Path
 from typing import NamedTuple
 
+import browser
 import pytest
 
 from experiments.prompts import Prompt
-from experiments.visualize import page, recorder, scenes
+from experiments.visualize import page as pages
+from experiments.visualize import recorder, scenes
 from paged_jax import EngineConfig
 
 HOSTILE = ("<script>hacked=1</script><b>x</b>", "<img src=x onerror=hacked=1>")
@@ -50,7 +52,7 @@ SIZE = scenes.Size(
         max_prefixes=0,
         max_n=4,
         max_beam_width=4,
-        token_budget=16,
+        token_budget=96,  # as on the page: the prompt is read and forked in one go
         min_bucket=16,
     ),
 )
@@ -99,7 +101,7 @@ def _make(model, path: Path) -> Page:
         patch.setattr(scenes, "record", keep)
         data = scenes.serve_all(model, prompts, 0, SIZE, lambda line: None)
     data |= {
-        "format": page.FORMAT,
+        "format": pages.FORMAT,
         "about": {
             "model": "tiny",
             "seed": 0,
@@ -112,9 +114,9 @@ def _make(model, path: Path) -> Page:
                 "packages": {"jax": "0"},
             },
         },
-        "simulations": page.simulations(),
+        "simulations": pages.simulations(),
     }
-    path.write_text(page.render(data), "utf-8")
+    path.write_text(pages.render(data), "utf-8")
     return Page(data, seen, path)
 
 
@@ -123,3 +125,28 @@ def _locked(path: Path):
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    with browser.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shown(chrome, tiny_page):
+    with browser.opened(chrome, tiny_page.path, locale="en-GB") as found:
+        yield found
+        assert found.problems == []
+        assert found.requests == [f"file://{tiny_page.path}"]
+
+
+@pytest.fixture
+def page(shown):
+    """The open page, at the start of the first view, in English."""
+    if shown.page.locator("html").get_attribute("lang") != "en":
+        shown.page.locator("#language").click()
+    shown.page.locator("#tab-memory").click()
+    shown.page.evaluate("pagedJax.show(0)")
+    yield shown.page
+    assert shown.problems == []

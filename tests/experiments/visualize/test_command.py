@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -94,9 +95,18 @@ class TextModel(NamedTuple):
     tokenizer: bool = True
 
 
-def test_the_file_is_served_and_nothing_else(tmp_path, monkeypatch, capsys):
-    import threading
-
+@pytest.mark.parametrize(
+    "words, screen, opens",
+    [([], "", False), ([], ":0", True), (["--no-browser"], ":0", False)],
+)
+def test_the_file_is_served_and_nothing_else(
+    words, screen, opens, tmp_path, monkeypatch
+):
+    opened = []
+    monkeypatch.setattr(command.webbrowser, "open", opened.append)
+    monkeypatch.setattr(command.sys, "platform", "linux")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.setattr(command, "make", lambda args, argv: "<!doctype html>é")
     servers = []
     real = command.http.server.ThreadingHTTPServer
@@ -107,7 +117,7 @@ def test_the_file_is_served_and_nothing_else(tmp_path, monkeypatch, capsys):
             servers.append(self)
 
     monkeypatch.setattr(command.http.server, "ThreadingHTTPServer", Noted)
-    words = [f"--out={tmp_path / 'p.html'}", "--serve", "--port=0"]
+    words = [f"--out={tmp_path / 'p.html'}", "--serve", "--port=0", *words]
     thread = threading.Thread(target=command.main, args=(words,))
     thread.start()
     while not servers:
@@ -120,6 +130,7 @@ def test_the_file_is_served_and_nothing_else(tmp_path, monkeypatch, capsys):
         urllib.request.urlopen(f"{base}/etc/passwd")
     servers[0].shutdown()
     thread.join()
+    assert opened == ([f"{base}/"] if opens else [])
 
 
 def test_the_page_is_utf8_and_loads_nothing(tiny_page):
@@ -129,6 +140,8 @@ def test_the_page_is_utf8_and_loads_nothing(tiny_page):
     markup = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
     assert not re.search(r"\b(src|href)=\"(?!data:)", markup)
     assert "<script>hacked" not in text
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*)"', text)
+    assert "default-src 'none'" in policy and "http" not in policy
 
 
 def test_data_cannot_leave_its_element():
@@ -146,6 +159,14 @@ def test_what_ships_was_built_from_the_sources():
     built = (FOLDER / "data" / "page.js").read_text("utf-8")
     assert f"sources {digest.hexdigest()}" in built, "run scripts/build_page"
     assert "Mike Bostock" in built  # the licence
+    lines = (web / "built.sha256").read_text("utf-8").splitlines()
+    made = dict(line.split()[::-1] for line in lines)
+    shipped = {
+        name: hashlib.sha256((FOLDER / "data" / name).read_bytes()).hexdigest()
+        for name in ("page.css", "page.html", "page.js")
+    }
+    assert made == shipped, "run scripts/build_page"
+    assert (web / "src" / "page.html").read_text("utf-8") == page._read("page.html")
 
 
 def test_both_languages_say_everything_with_the_same_values():
@@ -177,12 +198,29 @@ def test_simulations_cover_the_sliders():
     curves = {(p.policy, p.budget, p.blockSize) for p in points}
     assert curves == set(simulations.cases())
     assert all(0 <= p.live + p.ahead + p.internal <= 1.001 for p in points)
+    assert len(points) == len({point[:4] for point in points})
+    hopeless = 0
+    for case in curves:
+        curve = sorted((p for p in points if p[:3] == case), key=lambda p: p.rate)
+        # A rate that is left out reads as a queue that only grows: it must be one.
+        assert tuple(p.rate for p in curve) == simulations.RATES[: len(curve)]
+        *before, last = (p.latency > simulations.HOPELESS_S for p in curve)
+        assert not any(before)
+        assert last or len(curve) == len(simulations.RATES)
+        hopeless += last
+    assert hopeless > len(curves) / 2
 
 
 @pytest.mark.long
-def test_a_simulation_comes_out_as_it_ships():
-    case = simulations.Case("orca_max", 7864, 16)
-    (fresh,) = simulations.run_case(case, rates=simulations.RATES[:1])
+@pytest.mark.parametrize(
+    "case, rate",
+    [
+        (simulations.Case("orca_max", 7864, 16), 0.25),
+        (simulations.Case("vllm", 15728, 16), 2.0),  # some are preempted
+    ],
+)
+def test_a_simulation_comes_out_as_it_ships(case, rate):
+    (fresh,) = simulations.run_case(case, rates=(rate,))
     shipped = [simulations.Point(*row) for row in page.simulations()["points"]]
     (kept,) = [p for p in shipped if p[:4] == fresh[:4]]
     assert fresh[4:] == pytest.approx(kept[4:], rel=0.02, abs=0.005)

@@ -1,42 +1,16 @@
 """The page in a real browser."""
 
 import copy
-import json
+import itertools
 
 import browser
 import numpy as np
 import pytest
 
 from experiments.visualize import page as pages
-from experiments.visualize.recorder import LOGGED, Activity
-from paged_jax import Field
+from experiments.visualize.recorder import Activity
 
 VIEWS = ["memory", "sharing", "batching", "together"]
-
-
-@pytest.fixture(scope="module")
-def chrome():
-    with browser.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def shown(chrome, tiny_page):
-    with browser.opened(chrome, tiny_page.path, locale="en-GB") as found:
-        yield found
-        assert found.problems == []
-        assert found.requests == [f"file://{tiny_page.path}"]
-
-
-@pytest.fixture
-def page(shown):
-    """The open page, at the start of the first view, in English."""
-    if shown.page.locator("html").get_attribute("lang") != "en":
-        shown.page.locator("#language").click()
-    shown.page.locator("#tab-memory").click()
-    shown.page.evaluate("pagedJax.show(0)")
-    yield shown.page
-    assert shown.problems == []
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -52,7 +26,7 @@ def test_each_view_opens_plays_and_steps(page, view):
     before = page.locator("#position").inner_text()
     page.locator("#speed").select_option("2")
     page.locator("#play").click()
-    page.wait_for_function(f"pagedJax.at > {start + 1}")
+    browser.wait_until(page, f"pagedJax.at > {start + 1}")
     page.locator("#play").click()
     assert not page.evaluate("pagedJax.playing")
     assert page.locator("#position").inner_text() != before
@@ -65,7 +39,7 @@ def test_a_run_plays_to_its_end_and_stops(page):
     page.locator("#tab-sharing").click()
     page.locator("#speed").select_option("500")
     page.locator("#play").click()
-    page.wait_for_function("!pagedJax.playing")
+    browser.wait_until(page, "!pagedJax.playing")
     position, last = page.locator("#position").inner_text().split(" / ")
     assert position == last
 
@@ -81,7 +55,7 @@ def test_keys_drive_the_page(page):
     page.keyboard.press("Home")
     assert page.evaluate(at) == 0
     page.keyboard.press("Space")
-    page.wait_for_function("pagedJax.at > 1")
+    browser.wait_until(page, "pagedJax.at > 1")
     page.keyboard.press("Space")
     assert not page.evaluate("pagedJax.playing")
     page.keyboard.press("3")
@@ -186,6 +160,100 @@ def test_markup_in_prompts_is_text(page, tiny_page):
     assert page.locator("#main img, #main script, .words b").count() == 0
 
 
+def test_markup_that_a_model_writes_is_text(chrome, tiny_page, tmp_path):
+    data = copy.deepcopy(tiny_page.data)
+    markup = "<img src=x onerror=hacked=1>"
+    recordings = [*data["runs"].values(), *data["sharing"].values()]
+    for recording in recordings:
+        recording["pieces"] = [markup] * len(recording["pieces"])
+    path = tmp_path / "hostile.html"
+    path.write_text(pages.render(data), "utf-8")
+    with browser.opened(chrome, path) as found:
+        page = found.page
+        page.evaluate("pagedJax.show(9)")
+        assert markup in page.locator(".words .answer").inner_text()
+        page.locator("#tab-sharing").click()
+        page.evaluate("pagedJax.show(5)")
+        assert page.locator(".card .tokens span").first.inner_text() == markup
+        assert markup in page.locator(".texts .answer").first.inner_text()
+        assert page.locator("#main img").count() == 0
+        assert page.evaluate("window.hacked") is None
+        assert found.problems == []
+
+
+def test_the_browser_is_told_to_load_nothing(chrome, tiny_page):
+    with browser.opened(chrome, tiny_page.path) as found:
+        failed = found.page.evaluate(
+            "fetch('http://127.0.0.1:9/').then(() => '', (error) => String(error))"
+        )
+        assert "Failed to fetch" in failed
+        assert all("Content Security Policy" in one for one in found.problems)
+        assert found.problems and found.requests == [f"file://{tiny_page.path}"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes(chrome, tiny_page, scheme):
+    paper = {"light": "rgb(252, 251, 248)", "dark": "rgb(21, 24, 28)"}
+    other = "dark" if scheme == "light" else "light"
+    colour = "getComputedStyle(document.body).backgroundColor"
+    # A block that nobody has, on the canvas.
+    free = """(() => {
+      const pen = new OffscreenCanvas(1, 1).getContext("2d");
+      pen.drawImage(document.querySelector(".pool canvas"), -4, -4);
+      return pen.getImageData(0, 0, 1, 1).data.slice(0, 3).join();
+    })()"""
+    with browser.opened(chrome, tiny_page.path, color_scheme=scheme) as found:
+        page, last = found.page, "pagedJax.show(pagedJax.frames('paged') - 1)"
+        page.evaluate(last)
+        assert page.evaluate(colour) == paper[scheme]
+        drawn = page.evaluate(free)
+        for view in VIEWS:
+            page.locator(f"#tab-{view}").click()
+            page.locator("#theme").click()
+            assert page.evaluate(colour) == paper[other], view
+            page.locator("#theme").click()
+            assert page.evaluate(colour) == paper[scheme], view
+        page.locator("#tab-memory").click()
+        page.locator("#theme").click()
+        browser.wait_until(page, f"{free} !== '{drawn}'")
+        page.reload()
+        page.wait_for_selector("#play")
+        assert page.evaluate(colour) == paper[other]
+        assert found.problems == []
+
+
+def test_three_views_have_one_timeline(page, tiny_page):
+    ends = {name: len(run.moments) - 1 for name, run in tiny_page.recorded.items()}
+    memory = max(ends[name] for name in ("paged", "max", "pow2", "oracle"))
+    batching = max(ends["paged"], ends["paged_static"])
+    assert memory != batching
+    for k in (6, max(memory, batching)):
+        longest = "memory" if memory > batching or k == 6 else "batching"
+        page.locator(f"#tab-{longest}").click()
+        page.evaluate("k => pagedJax.show(k)", k)
+        page.locator("#tab-sharing").click()
+        page.evaluate("pagedJax.show(2)")
+        for view, last in (("memory", memory), ("batching", batching)) * 2:
+            page.locator(f"#tab-{view}").click()
+            assert page.evaluate("pagedJax.at") == min(k, last)
+        page.locator("#tab-sharing").click()
+        assert page.evaluate("pagedJax.at") == 2
+
+
+@pytest.mark.parametrize(
+    "view, label",
+    [
+        ("sharing", "What is served"),
+        ("batching", "When blocks run out"),
+        ("together", "System"),
+    ],
+)
+def test_choices_say_what_they_are_of(page, view, label):
+    page.locator(f"#tab-{view}").click()
+    assert page.get_by_role("radiogroup", name=label, exact=True).is_visible()
+    assert page.get_by_text(label, exact=True).is_visible()
+
+
 def test_a_choice_keeps_the_focus(page):
     page.locator("#tab-sharing").click()
     page.get_by_role("radio", name="Four samples").focus()
@@ -213,124 +281,14 @@ def test_the_gantt_chart_is_there_as_a_table(page, tiny_page):
     assert times_it_gave_way > 0
 
 
-def test_legends_say_what_is_at_the_mark(page, tiny_page):
-    page.evaluate("pagedJax.show(7)")
-    shown = page.locator(".chart .legend b").all_inner_texts()
-    column = LOGGED.index(Field.LIVE)
-    for name, said in zip(("paged", "max", "pow2", "oracle"), shown, strict=True):
-        run = tiny_page.recorded[name]
-        slots = run.config.total_blocks * run.config.block_size
-        live = 100 * run.moments[7].log[column] / slots
-        assert abs(int(said.removesuffix("%")) - live) <= 0.51
-
-
-def test_sliders_change_what_is_said(page):
-    page.locator("#tab-together").click()
-    said = page.locator(".what-if .caption")
-    results = {said.inner_text()}
-    for key in ("rate", "budget", "blockSize"):
-        page.locator(f"#what-if-{key}").focus()
-        page.keyboard.press("ArrowLeft")
-        results.add(said.inner_text())
-    page.get_by_role("radio", name="static batches").click()
-    results.add(said.inner_text())
-    assert len(results) == 5
-
-
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
 @pytest.mark.parametrize("width", [360, 1280, 3840])
-def test_nothing_sticks_out(chrome, tiny_page, width):
-    size = {"width": width, "height": 800}
-    with browser.opened(chrome, tiny_page.path, viewport=size) as found:
-        for view in VIEWS:
+def test_nothing_sticks_out(chrome, tiny_page, width, locale):
+    options = {"viewport": {"width": width, "height": 800}, "locale": locale}
+    with browser.opened(chrome, tiny_page.path, **options) as found:
+        for view, k in itertools.product(VIEWS, (0, 12, 9999)):
             found.page.locator(f"#tab-{view}").click()
+            found.page.evaluate("k => pagedJax.show(k)", k)
             wide = found.page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, view
+            assert wide <= width, (view, k)
         assert found.problems == []
-
-
-def test_names_are_there_for_those_who_cannot_see(page):
-    for view in VIEWS:
-        page.locator(f"#tab-{view}").click()
-        unnamed = page.evaluate(
-            "[...document.querySelectorAll('button, input, select, canvas, svg[role]')]"
-            ".filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() ||"
-            " e.labels?.length)).map((e) => e.outerHTML)"
-        )
-        assert unnamed == []
-        assert page.locator("[role=tab][aria-selected=true]").count() == 1
-
-
-def test_ten_thousand_iterations_of_a_thousand_blocks_are_smooth(
-    chrome, tiny_page, tmp_path
-):
-    data = copy.deepcopy(tiny_page.data)
-    for name in data["runs"]:
-        data["runs"][name] = long_run(data["runs"][name])
-    path = tmp_path / "long.html"
-    path.write_text(pages.render(data), "utf-8")
-    with browser.opened(chrome, path) as found:
-        found.page.locator("#speed").select_option("500")
-        devtools = found.page.context.new_cdp_session(found.page)
-        # The processor's time: what else runs on the machine does not count.
-        devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-        def spent() -> float:
-            metrics = devtools.send("Performance.getMetrics")["metrics"]
-            return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
-
-        found.page.locator("#play").click()
-        ticks, before = found.page.evaluate("pagedJax.ticks"), spent()
-        found.page.wait_for_function("pagedJax.at > 600")
-        drawn = found.page.evaluate("pagedJax.ticks") - ticks
-        assert (spent() - before) / drawn <= 1 / 30
-        found.page.evaluate("pagedJax.show(9999)")
-        assert found.page.evaluate("pagedJax.stateAt(9999).refs.length") == 1000
-        assert found.problems == []
-
-
-def long_run(like: dict, frames: int = 10_000, rows: int = 50, width: int = 20) -> dict:
-    """Returns a recording of 1,000 blocks: each row's sequence lives 320 iterations."""
-    life, size = 320, 16
-    blocks, sequences = rows * width, rows * -(-frames // life)
-    tables = [[] for _ in range(frames)]
-    refs = [[] for _ in range(frames)]
-    activity = [[0, 0] for _ in range(sequences)]
-    for k in range(frames):
-        age = k % life
-        for row in range(rows):
-            sequence = k // life * rows + row
-            if age == 0:
-                tables[k] += [row, sequence, 0, 1, 0, 1, 1 + row * width]
-                for block in range(width if k else 0):
-                    refs[k] += [1 + row * width + block, 0]
-                refs[k] += [1 + row * width, 1]
-                activity[sequence] = [0, 0, k, 3, k + life, 7] if k else [0, 3, life, 7]
-            elif age % size == 0:
-                block = 1 + row * width + age // size
-                tables[k] += [row, sequence, 0, age + 1, age // size, 1, block]
-                refs[k] += [block, 1]
-    request = {**like["requests"][0], "promptTokens": 1, "mostTokens": life}
-    column = [rows * width // 2] * frames
-    return {
-        **like,
-        "frames": frames,
-        "blockSize": size,
-        "numBlocks": blocks,
-        "numRows": rows,
-        "maxSeqs": rows,
-        "requests": [request] * sequences,
-        "sequences": [[i, 0] for i in range(sequences)],
-        "rows": tables,
-        "ref": refs,
-        "text": [[]] * frames,
-        "copies": [[]] * frames,
-        "activity": activity,
-        "free": column,
-        "log": {name: column for name in like["log"]},
-    }
-
-
-def test_the_long_run_is_well_made(tiny_page):
-    run = long_run(tiny_page.data["runs"]["paged"])
-    assert len(json.dumps(run["rows"])) < 3_000_000
-    assert run["numBlocks"] == 1000

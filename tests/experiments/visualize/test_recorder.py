@@ -57,11 +57,19 @@ def test_rows_belong_to_sequences_that_are_there(recorded):
 
 def test_all_sequences_come_to_their_ends(recorded):
     last = recorded.moments[-1]
-    ended = {Activity.DECODE, Activity.HELD, Activity.DONE}
-    assert set(last.activity.tolist()) <= ended
+    assert set(last.activity.tolist()) == {Activity.DONE}
     for sequence, output in zip(recorded.sequences, last.output):
         params = recorded.asked[sequence.request].params
         assert len(output) == params.max_tokens
+
+
+def test_the_end_is_seen_and_is_no_iteration(recorded):
+    before, last = recorded.moments[-2:]
+    assert before.log[LOGGED.index(Field.SAMPLED)] > 0
+    assert last.log[LOGGED.index(Field.TOKENS)] == 0
+    assert not last.ref_count.any() and (last.owner == -1).all()
+    assert last.num_free == recorded.config.total_blocks
+    assert recorded.iterations == len(recorded.moments) - 1
 
 
 def test_copies_are_of_shared_blocks_to_free_ones(tiny_page):

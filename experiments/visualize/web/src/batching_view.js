@@ -7,7 +7,7 @@ import { LineChart } from "./charts.js";
 import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { ACTIVITY } from "./recording.js";
 import { systemColour } from "./systems.js";
-import { frameIn, percent, summary } from "./words.js";
+import { events, frameIn, joined } from "./words.js";
 
 const SHOWN = ["waiting", "prefill", "decode", "preempted", "swapped", "held"];
 let whenShort = "paged";
@@ -39,7 +39,7 @@ export function batchingView(app) {
     el(
       "div", { class: "main" },
       el("h2", {}, t("batching.title")), el("p", { class: "lead" }, t("batching.lead")),
-      choice(t("batching.short"), [["paged", t("batching.recompute")], ["paged_swap", t("batching.swap")]],
+      choice("short", t("batching.short"), [["paged", t("batching.recompute")], ["paged_swap", t("batching.swap")]],
         whenShort, (value) => { whenShort = value; app.redraw(); }),
       el("ul", { class: "legend" }, SHOWN.map((name) =>
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
@@ -55,14 +55,14 @@ export function batchingView(app) {
   );
 
   function describe(run, k) {
+    if (k >= run.iterations) return t("over", { iterations: run.iterations });
     const at = frameIn(run, k);
     const doing = Object.fromEntries(ACTIVITY.map((name) => [name, 0]));
     run.sequences.forEach((_, s) => { doing[ACTIVITY[run.activityAt(s, at)]] += 1; });
-    const over = k >= run.frames ? t("batching.over", { frames: run.frames }) : "";
     doing.running = doing.prefill + doing.decode;
     const parts = ["running", "waiting", "preempted", "swapped", "held"].filter((name) => doing[name])
       .map((name) => t(`batching.doing.${name}`, { n: doing[name] }));
-    return over || t("batching.state", {
+    return t("batching.state", {
       iteration: at + 1, parts: parts.join(app.language === "zh" ? "，" : ", "),
     });
   }
@@ -76,7 +76,9 @@ export function batchingView(app) {
       });
       for (const chart of charts) chart.show(k);
     },
-    summary: (k) => summary(app, runs[0], frameIn(runs[0], k)),
+    summary: (k) => joined(app, runs.map((run, i) => t(`batching.spoken.${i ? "static" : "continuous"}`, {
+      state: joined(app, [describe(run, k), events(app, run, k)]),
+    }))),
     destroy() {
       for (const part of [...gantts, ...charts]) part.destroy();
     },

@@ -16,19 +16,26 @@ export function el(tag, props = {}, ...children) {
   return element;
 }
 
+/** Replaces each `{name}` of a text. */
+export function filled(text, values) {
+  return text.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
+}
+
 /** Questions with answers that open. */
-export function questions(title, pairs) {
+export function questions(title, pairs, values = {}) {
   return el(
     "aside", { class: "questions", "aria-label": title }, el("h3", {}, title),
     pairs.map(([question, answer], i) =>
-      el("details", { open: i === 0 }, el("summary", {}, question), el("p", {}, answer)),
+      el("details", { open: i === 0 },
+        el("summary", {}, filled(question, values)), el("p", {}, filled(answer, values))),
     ),
   );
 }
 
-/** A group of buttons of which one is chosen. */
-export function choice(label, options, chosen, onChoose) {
-  const group = el("div", { class: "choice", role: "radiogroup", "aria-label": label });
+/** A group of buttons of which one is chosen; `name` is its own on the page. */
+export function choice(name, label, options, chosen, onChoose) {
+  const id = `choice-${name}`;
+  const group = el("div", { class: "choice", role: "radiogroup", id, "aria-labelledby": `${id}-label` });
   const buttons = options.map(([value, text]) =>
     el("button", {
       type: "button", role: "radio", "data-value": value,
@@ -55,7 +62,7 @@ export function choice(label, options, chosen, onChoose) {
     }
   };
   mark(chosen);
-  group.append(...buttons);
+  group.append(el("span", { class: "label", id: `${id}-label` }, label), ...buttons);
   return group;
 }
 

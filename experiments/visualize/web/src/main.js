@@ -1,7 +1,7 @@
 // The page: tabs, the timeline that all views share, language and theme.
 
 import { batchingView } from "./batching_view.js";
-import { el } from "./dom.js";
+import { el, filled } from "./dom.js";
 import { memoryView } from "./memory_view.js";
 import { Recording } from "./recording.js";
 import { sharingView } from "./sharing_view.js";
@@ -16,7 +16,8 @@ const TEXTS = { en, zh };
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const recordings = new Map();
-const at = Object.fromEntries(NAMES.map((name) => [name, 0])); // iteration of each view
+// Iterations: of the workload, which three views show, and of the scenes of sharing.
+const at = { workload: 0, sharing: 0 };
 let view = NAMES.includes(location.hash.slice(1)) ? location.hash.slice(1) : "memory";
 let language = stored("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en");
 // Iterations a second, of each view: to look at one, or to see a run go by.
@@ -39,15 +40,15 @@ const app = {
   t(key, values = {}) {
     const text = key.split(".").reduce((part, name) => part?.[name], TEXTS[language]);
     if (typeof text !== "string") throw new Error(`no text ${key}`);
-    return text.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
+    return filled(text, values);
   },
   seek(k) { pause(); go(k); },
   /** Draws the view anew, after a choice that changes how long it is. */
   redraw() {
-    const group = document.activeElement?.closest("[role=radiogroup]")?.getAttribute("aria-label");
+    const group = document.activeElement?.closest("[role=radiogroup]")?.id;
     mount();
     // The choice is a new element, and keeps the focus.
-    main.querySelector(`[role=radiogroup][aria-label="${group}"] [aria-checked=true]`)?.focus();
+    if (group) document.getElementById(group)?.querySelector("[aria-checked=true]")?.focus();
   },
 };
 
@@ -85,7 +86,7 @@ function build() {
     el("nav", { class: "views" }, tabs),
   );
   controls.play = button("play", toggle);
-  controls.position = el("output", { id: "position", for: "scrub" });
+  controls.position = el("output", { id: "position", for: "scrub", "aria-live": "off" });
   controls.scrub = el("input", {
     type: "range", id: "scrub", min: 0, step: 1, "aria-label": t("iteration"),
     on: { input: () => app.seek(Number(controls.scrub.value)) },
@@ -153,7 +154,7 @@ function mount() {
   }
   controls.scrub.max = current.frames - 1;
   controls.speed.value = speeds[view];
-  go(at[view]);
+  draw();
 }
 
 function choose(name) {
@@ -174,10 +175,23 @@ function moveTab(event, i) {
   document.getElementById(`tab-${name}`).focus();
 }
 
+function timeline() {
+  return view === "sharing" ? "sharing" : "workload";
+}
+
+/** Where the view stands: at its end, if the timeline is past it. */
+function position() {
+  return Math.min(at[timeline()], current.frames - 1);
+}
+
 function go(k) {
+  at[timeline()] = Math.max(0, Math.min(current.frames - 1, k));
+  draw();
+}
+
+function draw() {
   const last = current.frames - 1;
-  at[view] = Math.max(0, Math.min(last, k));
-  const frame = Math.floor(at[view]);
+  const frame = Math.floor(position());
   current.show(frame);
   controls.scrub.value = frame;
   controls.position.textContent = t("position", { at: frame + 1, all: last + 1 });
@@ -188,23 +202,23 @@ function go(k) {
 
 function step(by) {
   pause();
-  go(Math.floor(at[view]) + by);
+  go(Math.floor(position()) + by);
 }
 
 function toggle() {
-  if (playing) { pause(); go(at[view]); return; }
-  if (at[view] >= current.frames - 1) go(0);
+  if (playing) { pause(); draw(); return; }
+  if (position() >= current.frames - 1) go(0);
   playing = true;
   setPlay();
   let before = performance.now();
   requestAnimationFrame(function frame(now) {
     if (!playing) return;
-    const k = at[view] + (speeds[view] * Math.max(0, now - before)) / 1000;
+    const k = position() + (speeds[view] * Math.max(0, now - before)) / 1000;
     before = now;
     ticks++;
     if (k >= current.frames - 1) { playing = false; setPlay(); }
-    if (Math.floor(k) !== Math.floor(at[view]) || !playing) go(k);
-    else at[view] = k;
+    if (Math.floor(k) !== Math.floor(position()) || !playing) go(k);
+    else at[timeline()] = k;
     if (playing) requestAnimationFrame(frame);
   });
 }
@@ -291,7 +305,7 @@ window.pagedJax = {
   frames: (run) => app.recording(run).frames,
   show: (k) => app.seek(k),
   get view() { return view; },
-  get at() { return Math.floor(at[view]); },
+  get at() { return Math.floor(position()); },
   get playing() { return playing; },
   get ticks() { return ticks; },
 };

@@ -17,6 +17,7 @@ export function memoryView(app) {
   const frames = Math.max(...["paged", ...OTHERS].map((name) => app.recording(name).frames));
   let pinned = -1; // a sequence chosen for good
   let pointed = -1; // one under the pointer or the focus
+  let moving = false; // while chips are put in order, which may take the focus away
   let shown = 0;
 
   const pool = new Pool(run, {
@@ -32,7 +33,7 @@ export function memoryView(app) {
   const stage = el("div", { class: "stage" }, tableTitle, table, pool.element, arrows.node());
   const numbers = el("p", { class: "numbers" });
   const words = el("div", { class: "words" });
-  const chips = el("div", { class: "chips", role: "group", "aria-label": t("memory.sequences") });
+  const chips = el("div", { class: "chips", role: "group", tabindex: -1, "aria-label": t("memory.sequences") });
   pool.onSize = () => drawArrows();
 
   const others = OTHERS.map((name) => {
@@ -67,7 +68,7 @@ export function memoryView(app) {
     "section", { class: "view" },
     el(
       "div", { class: "main" },
-      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead")),
+      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead", { size: run.blockSize })),
       el("div", { class: "side-by-side" },
         el("div", {}, caption, stage, numbers, legend(app), chips, words),
         el("div", {},
@@ -75,7 +76,7 @@ export function memoryView(app) {
           el("div", { class: "others" }, others.map((o) => o.element)))),
       el("h3", {}, t("memory.chart")), el("p", {}, t("memory.chartLead")), chart.element,
     ),
-    questions(t("questions"), app.text.memory.questions),
+    questions(t("questions"), app.text.memory.questions, { size: run.blockSize }),
   );
 
   function ownerOf(block) {
@@ -83,7 +84,7 @@ export function memoryView(app) {
   }
 
   function point(sequence) {
-    if (sequence === pointed) return;
+    if (moving || sequence === pointed) return;
     pointed = sequence;
     show(shown);
   }
@@ -116,7 +117,7 @@ export function memoryView(app) {
 
   function show(k) {
     shown = frameIn(run, k);
-    caption.textContent = summary(app, run, shown);
+    caption.textContent = summary(app, run, k);
     pool.draw(shown, selected());
     drawTable();
     drawChips();
@@ -190,6 +191,9 @@ export function memoryView(app) {
 
   function drawChips() {
     const now = activeSequences(run, shown);
+    const focused = document.activeElement;
+    const place = [...chips.children].indexOf(focused);
+    moving = true;
     select(chips).selectAll("button").data(now, (d) => d.sequence).join((enter) =>
       enter.append("button").attr("type", "button").attr("class", "chip").call((button) => {
         button.append("i").style("background", (d) => cssPaint(paintOf(run.sequences[d.sequence][0])));
@@ -201,11 +205,17 @@ export function memoryView(app) {
         .on("click", (_, d) => pick(d.sequence)),
     ).attr("data-activity", (d) => d.name).attr("aria-pressed", (d) => String(d.sequence === pinned))
       .order().select("span").text((d) => t(`activity.${d.name}`));
+    moving = false;
+    if (place < 0 || document.activeElement === focused) return;
+    // It moved, or left: then the one in its place has the focus.
+    const next = focused.isConnected ? focused : chips.children[Math.min(place, now.length - 1)];
+    if (!next) pointed = -1;
+    (next ?? chips).focus({ preventScroll: true });
   }
 
   return {
     element, show, frames,
-    summary: (k) => summary(app, run, frameIn(run, k)),
+    summary: (k) => summary(app, run, k),
     destroy() {
       pool.destroy();
       chart.destroy();
@@ -216,13 +226,11 @@ export function memoryView(app) {
 
 /** What a system has granted and not used, in words. */
 function wasted(app, recording, k) {
-  const slots = recording.numBlocks * recording.blockSize;
-  const { live, reservation, internal } = recording.log;
-  const share = (used) => percent(used / slots);
+  const slots = recording.slotsAt(k);
+  const share = (part) => percent(slots[part] / (recording.numBlocks * recording.blockSize));
   const done = recording.sequences.filter((_, s) => recording.activityAt(s, k) >= 6).length;
   return app.t("memory.numbers", {
-    live: share(live[k]), ahead: share(reservation[k]), internal: share(internal[k]),
-    free: share(Math.max(0, slots - live[k] - reservation[k] - internal[k])),
+    live: share("live"), ahead: share("ahead"), never: share("never"), free: share("free"),
     running: recording.log.running[k], done, all: recording.sequences.length,
   });
 }

@@ -122,6 +122,39 @@ export class Recording {
     return found;
   }
 
+  /** Slots of the memory at frame k by what they are for, as the engine logged them. */
+  slotsAt(k) {
+    const { live, reservation, reserved } = this.log;
+    return {
+      live: live[k],
+      ahead: reservation[k],
+      never: reserved[k] - live[k] - reservation[k],
+      free: this.numBlocks * this.blockSize - reserved[k],
+    };
+  }
+
+  /** Entries of all block tables at frame k, and the blocks that they name. */
+  entriesAt(k) {
+    const state = this.at(k);
+    let logical = 0;
+    state.tables.forEach((table, row) => { logical += state.onHost[row] ? 0 : table.length; });
+    return { logical, physical: this.numBlocks - this.free[k] };
+  }
+
+  /** Share of the blocks that sharing saves in the mean, as `experiments.metrics` has it. */
+  blockSaving() {
+    let sum = 0;
+    let count = 0;
+    for (let k = 0; k < this.iterations; k++) {
+      const { logical, physical } = this.entriesAt(k);
+      if (physical) { sum += logical / physical; count++; }
+    }
+    return count ? 1 - count / sum : 0;
+  }
+
+  /** The values of a column of the log in the iterations there were. */
+  logged(name) { return this.log[name].slice(0, this.iterations); }
+
   /** Copies on write of frame k. */
   copiesAt(k) {
     const flat = this.copies[k];

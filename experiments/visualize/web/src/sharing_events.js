@@ -23,6 +23,7 @@ export function happenings(app, run, k) {
       tokens: run.requests[0].promptTokens, blocks: [...now.ref.keys()].join(", "),
     }));
   }
+  lines.push(...forks(app, run, before, now));
   const left = new Map(before.ref);
   for (const { source, target, sequence } of run.copiesAt(k)) {
     const count = left.get(source) ?? 1;
@@ -37,7 +38,7 @@ export function happenings(app, run, k) {
       lines.push(t("sharing.event.last", { name: run.labels[rest[0]], source }));
     }
   }
-  lines.push(...forks(app, run, before, now), ...moves(app, run, before, now));
+  lines.push(...moves(app, run, before, now));
   const ended = now.running.flatMap((is, s) => (!is && before.running[s] ? [run.labels[s]] : []));
   if (ended.length) lines.push(t("sharing.event.ended", { names: ended.join(", ") }));
   const freed = [...before.ref.keys()].filter((block) => !now.ref.has(block));
@@ -65,7 +66,8 @@ function snapshot(run, k) {
 
 /** The prompt, computed by one sequence, becomes everybody's. */
 function forks(app, run, before, now) {
-  const shared = [...now.ref].filter(([block, ref]) => ref > 1 && before.ref.get(block) === 1);
+  // Computed before this iteration, or in it.
+  const shared = [...now.ref].filter(([block, ref]) => ref > 1 && (before.ref.get(block) ?? 1) === 1);
   const all = shared.filter(([, ref]) => ref === run.sequences.length).map(([block]) => block);
   if (!all.length || before.running.filter(Boolean).length > 1) return [];
   return [app.t("sharing.event.fork", {

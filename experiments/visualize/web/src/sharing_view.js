@@ -34,9 +34,9 @@ export function sharingView(app) {
     el(
       "div", { class: "main" },
       el("h2", {}, t("sharing.title")), el("p", { class: "lead" }, t("sharing.lead")),
-      choice(t("sharing.scene"), [["parallel", t("sharing.parallel")], ["beam", t("sharing.beam")]],
+      choice("scene", t("sharing.scene"), [["parallel", t("sharing.parallel")], ["beam", t("sharing.beam")]],
         scene, (value) => { scene = value; app.redraw(); }),
-      el("p", {}, t(`sharing.about.${scene}`)),
+      el("p", {}, t(`sharing.about.${scene}`, { size: run.blockSize })),
       caption, scroller, el("div", { class: "beside" },
         el("div", {}, el("h3", {}, t("sharing.happens")), events),
         el("div", {}, el("h3", {}, t("sharing.saved")), bars)),
@@ -64,18 +64,13 @@ export function sharingView(app) {
   }
 
   function describe(k) {
-    const { logical, physical } = counts(k);
+    const { logical, physical } = run.entriesAt(k);
+    if (k >= run.iterations) {
+      return t("sharing.over", { iterations: run.iterations, free: run.free[k], blocks: run.numBlocks });
+    }
     return t("sharing.state", {
       iteration: k + 1, logical, physical, free: run.free[k], blocks: run.numBlocks,
     });
-  }
-
-  function counts(k) {
-    const named = run.blocksAt(k).filter((b) => b.owners.length);
-    return {
-      physical: named.length,
-      logical: named.reduce((sum, b) => sum + b.owners.length, 0),
-    };
   }
 
   /** Where a card stands, in rem. */
@@ -101,6 +96,7 @@ export function sharingView(app) {
       enter.append("div").attr("class", "card").call((card) => {
         card.append("p").attr("class", "head").call((head) => {
           head.append("span").attr("class", "name");
+          head.append("span").attr("class", "owners hidden");
           head.append("span").attr("class", "ref");
         });
         card.append("p").attr("class", "tokens");
@@ -119,6 +115,10 @@ export function sharingView(app) {
       this.style.setProperty("--colour", paintOf(card.lane).colour);
       const node = select(this);
       node.select(".name").text(t("sharing.block", { block: card.block }));
+      // The threads say it to the eye.
+      node.select(".owners").text(card.gone ? "" : t("sharing.owners", {
+        names: card.owners.slice().sort((a, b) => a - b).map((s) => run.labels[s]).join(", "),
+      }));
       node.select(".ref").text(card.gone ? t("sharing.freed") : `×${card.ref}`)
         .attr("title", t("sharing.references", { ref: card.ref }));
       node.select(".tokens").selectAll("span").data(card.texts).join("span").text((text) => text);
@@ -184,7 +184,7 @@ export function sharingView(app) {
   }
 
   function drawBars(k) {
-    const { logical, physical } = counts(k);
+    const { logical, physical } = run.entriesAt(k);
     const saved = logical ? 1 - physical / logical : 0;
     bars.replaceChildren(
       bar(t("sharing.apart"), logical, logical, "apart"),

@@ -21,15 +21,15 @@ export function togetherView(app) {
   const speeds = LADDER.map((name) => data.timed[name].outputTokens / data.timed[name].seconds);
   const width = scaleLinear([0, Math.max(...speeds)], [0, 6]); // rem
   const rows = LADDER.map((name, i) => {
-    const { log } = runs[i];
-    const use = mean(log.live, (live, k) => live / Math.max(1, log.reserved[k]));
+    const { log, iterations } = runs[i];
+    const use = mean(runs[i].logged("live"), (live, k) => live / Math.max(1, log.reserved[k]));
     const now = el("td", { class: "now" });
     return {
       now,
       element: el("tr", { class: name === "paged" ? "strong" : null },
         el("th", { scope: "row" }, el("i", { class: "dot", style: `background: ${systemColour(name)}` }),
           t(`systems.${name}`)),
-        el("td", {}, percent(use)), el("td", {}, one(mean(log.running))), el("td", {}, String(runs[i].frames)),
+        el("td", {}, percent(use)), el("td", {}, one(mean(runs[i].logged("running")))), el("td", {}, String(iterations)),
         el("td", { class: "speed" },
           el("i", { style: `width: ${width(speeds[i])}rem; background: ${systemColour(name)}` }),
           el("b", {}, one(speeds[i]))),
@@ -40,6 +40,9 @@ export function togetherView(app) {
     el("table", { class: "ablation" },
       el("thead", {}, el("tr", {}, app.text.together.columns.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, rows.map((row) => row.element))));
+  const saving = Object.fromEntries(
+    ["parallel", "beam"].map((name) => [name, percent(app.recording(name).blockSaving())]),
+  );
   const tokens = runs.map((run) => Array.from(cumsum(run.log.sampled)));
   const race = new LineChart(
     LADDER.map((name, i) => ({
@@ -54,7 +57,8 @@ export function togetherView(app) {
     el(
       "div", { class: "main" },
       el("h2", {}, t("together.title")), el("p", { class: "lead" }, t("together.lead")),
-      table, el("p", { class: "fine" }, t("together.timed")),
+      table, el("p", { class: "saving" }, t("together.saving", saving)),
+      el("p", { class: "fine" }, t("together.timed")),
       el("h3", {}, t("together.race")), el("p", {}, t("together.raceLead")), caption, race.element,
       simulated.element,
     ),
@@ -63,7 +67,7 @@ export function togetherView(app) {
 
   function describe(k) {
     return t("together.state", {
-      iteration: k + 1,
+      iteration: Math.min(k + 1, Math.max(...runs.map((run) => run.iterations))),
       list: LADDER.map((name, i) => `${t(`systems.${name}`)} ${tokens[i][frameIn(runs[i], k)]}`).join(
         app.language === "zh" ? "；" : "; "),
     });

@@ -24,11 +24,12 @@ export function whatIf(app) {
 
   const plot = el("div");
   const result = el("p", { class: "caption", "aria-live": "polite" });
-  const parts = el("div", { class: "parts", role: "img" });
+  const parts = el("div", { class: "parts", "aria-hidden": "true" });
+  const legend = el("ul", { class: "legend" });
   let chart = null;
 
   function slider(key, values, text) {
-    const output = el("output", {}, text(chosen[key]));
+    const output = el("output", { "aria-live": "off" }, text(chosen[key]));
     const input = el("input", {
       type: "range", min: 0, max: values.length - 1, step: 1, id: `what-if-${key}`,
       on: {
@@ -57,7 +58,7 @@ export function whatIf(app) {
     plot.replaceChildren(chart.element);
     chart.show(chosen.rate);
     const point = at(chosen.policy, chosen.rate);
-    parts.hidden = !point;
+    parts.hidden = legend.hidden = !point;
     if (!point) {
       result.textContent = t("whatIf.hopeless");
       return;
@@ -66,23 +67,26 @@ export function whatIf(app) {
       latency: format(".3f")(point.latency), running: format(".1f")(point.running),
       live: percent(point.live), served: format(".2f")(point.served), preemptions: point.preemptions,
     });
-    const shares = [["live", point.live], ["ahead", point.ahead], ["never", point.internal]];
-    shares.push(["free", Math.max(0, 1 - point.live - point.ahead - point.internal)]);
-    parts.replaceChildren(...shares.map(([name, share]) =>
-      el("i", { class: `key ${name}`, style: `width: ${100 * share}%`, title: `${t(`memory.legend.${name}`)} ${percent(share)}` })));
-    parts.setAttribute("aria-label", shares.map(([name, share]) => `${t(`memory.legend.${name}`)} ${percent(share)}`).join(", "));
+    const { live, ahead, internal: never } = point;
+    const shares = { live, ahead, never, free: Math.max(0, 1 - live - ahead - never) };
+    // Paged memory has no gaps, and rounds nothing.
+    const named = (name) => t(name === "free" && chosen.policy !== "vllm" ? "whatIf.rest" : `memory.legend.${name}`);
+    parts.replaceChildren(...Object.entries(shares).map(([name, share]) =>
+      el("i", { class: `key ${name}`, style: `width: ${100 * share}%`, title: `${named(name)} ${percent(share)}` })));
+    legend.replaceChildren(...Object.entries(shares).map(([name, share]) =>
+      el("li", {}, el("i", { class: `key ${name}` }), named(name), el("b", {}, percent(share)))));
   }
 
   const element = el(
     "div", { class: "what-if" },
     el("h3", {}, t("whatIf.title")), el("p", {}, t("whatIf.lead")),
-    choice(t("whatIf.policy"), policies.map((p) => [p, t(`whatIf.policies.${p}`)]), chosen.policy,
+    choice("policy", t("whatIf.policy"), policies.map((p) => [p, t(`whatIf.policies.${p}`)]), chosen.policy,
       (value) => { chosen.policy = value; draw(); }),
     el("div", { class: "sliders" },
       slider("rate", rates, (v) => t("whatIf.rateValue", { rate: v })),
       slider("budget", budgets, (v) => t("whatIf.budgetValue", { slots: format(",")(v) })),
       slider("blockSize", blockSizes, (v) => t("whatIf.blockValue", { size: v }))),
-    result, parts, el("p", { class: "axis-title" }, t("whatIf.chart")), plot,
+    result, parts, legend, el("p", { class: "axis-title" }, t("whatIf.chart")), plot,
     el("p", { class: "fine" }, t("whatIf.made")),
   );
   draw();

@@ -25,9 +25,19 @@ export function activeSequences(recording, k) {
   return [...running, ...waiting.slice(0, MOST_WAITING)];
 }
 
-/** What a frame is, and what happened in it, as a sentence or two. */
+/** What a frame is, and what happened in it, as a sentence or two; k may be past the end. */
 export function summary(app, recording, k) {
+  return joined(app, [state(app, recording, k), events(app, recording, k)]);
+}
+
+/** Sentences, one after another. */
+export function joined(app, sentences) {
+  return sentences.filter(Boolean).join(app.language === "zh" ? "" : " ");
+}
+
+function state(app, recording, k) {
   const { t } = app;
+  if (k >= recording.iterations) return t("over", { iterations: recording.iterations });
   const log = recording.log;
   const swapped = recording.sequences.filter((_, s) => recording.activityAt(s, k) === 5).length;
   const parts = [
@@ -38,13 +48,21 @@ export function summary(app, recording, k) {
     }),
   ];
   if (swapped) parts.push(t("summary.swappedOut", { swapped }));
-  const events = recording.eventsAt(k);
+  return joined(app, parts);
+}
+
+/** What happened in a frame. */
+export function events(app, recording, k) {
+  if (k >= recording.frames) return "";
+  const { t } = app;
+  const parts = [];
+  const found = recording.eventsAt(k);
   const names = (sequences) => sequences.slice(0, 8).map((s) => recording.labels[s]).join(", ")
     + (sequences.length > 8 ? " …" : "");
   for (const kind of ["admitted", "back", "preempted", "swapped", "ended"]) {
-    if (events[kind].length) parts.push(t(`summary.${kind}`, { names: names(events[kind]) }));
+    if (found[kind].length) parts.push(t(`summary.${kind}`, { names: names(found[kind]) }));
   }
   const copies = recording.copiesAt(k).length;
   if (copies) parts.push(t("summary.copies", { copies }));
-  return parts.join(app.language === "zh" ? "" : " ");
+  return joined(app, parts);
 }

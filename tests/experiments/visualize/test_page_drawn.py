@@ -1,0 +1,224 @@
+"""What the page draws and says is what was recorded, measured and simulated."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from experiments.metrics import block_saving, utilization
+from experiments.visualize import page as pages
+from experiments.visualize import simulations
+from experiments.visualize.recorder import LOGGED
+from paged_jax import Field
+
+# Okabe and Ito, as palette.js has them; from the eighth request on with a pattern.
+COLOURS = ["e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7"]
+FREE = "efece5"
+MEMORY = ["paged", "max", "pow2", "oracle"]
+LADDER = ["max_static", "max", "oracle", "paged_static", "paged"]
+# What comes into sight is drawn a frame later.
+SETTLED = """
+() => new Promise((done) => {
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)));
+})
+"""
+# The pixels of a stretch near the bottom of each block, as `rrggbb`.
+SAMPLE = """
+(number) => {
+  const canvas = document.querySelectorAll(".pool canvas")[number];
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const [columns, rows] = [16, Math.ceil(BLOCKS / 16)];
+  const step = [canvas.width / (columns - 0.1), canvas.height / (rows - 0.1)];
+  const hex = (x) => x.toString(16).padStart(2, "0");
+  return [...Array(BLOCKS).keys()].map((i) => {
+    const [x, y] = [(i % columns) * step[0], Math.floor(i / columns) * step[1]];
+    const [width, height] = [step[0] * 0.9, step[1] * 0.9];
+    const wide = Math.floor(width * 0.6);
+    const { data } = pen.getImageData(
+      Math.ceil(x + width * 0.2), Math.floor(y + height * 0.88), wide, 1);
+    return [...Array(wide).keys()].map(
+      (j) => [...data.slice(4 * j, 4 * j + 3)].map(hex).join(""));
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("number, name", [*enumerate(MEMORY)])
+def test_a_block_has_the_colour_of_its_owner(page, tiny_page, number, name):
+    run = tiny_page.recorded[name]
+    moments, blocks = run.moments, run.config.total_blocks
+    sample = SAMPLE.replace("BLOCKS", str(blocks))
+    page.locator(".pool canvas").nth(number).scroll_into_view_if_needed()
+    page.mouse.move(1, 1)
+    seen, patterned = set(), set()
+    for k in np.linspace(0, len(moments) - 1, 12).astype(int).tolist():
+        page.evaluate("k => pagedJax.show(k)", k)
+        page.evaluate(SETTLED)
+        strips = page.evaluate(sample, number)
+        owned = owners(moments[k], run.config.block_size)
+        for block in range(1, blocks + 1):
+            strip = set(strips[block - 1])
+            if block not in owned:
+                assert strip == {FREE}, (k, block)
+                continue
+            owner, tokens = owned[block]
+            assert FREE not in strip
+            if not tokens:
+                continue
+            # Patterns are darker lines over the colour.
+            assert max(strip, key=brightness) == COLOURS[owner % 7], (k, block)
+            seen.add(owner)
+            if len(strip) > 1:
+                patterned.add(owner)
+    assert seen == set(range(8))
+    assert patterned == {7}
+
+
+def owners(moment, size: int) -> dict[int, tuple[int, int]]:
+    """Returns the sequence that has each block, and how many tokens are in it."""
+    found = {}
+    for row in np.flatnonzero(~moment.on_host & (moment.owner >= 0)):
+        table = moment.table[row, : moment.num_blocks[row]]
+        for column, block in enumerate(table.tolist()):
+            tokens = np.clip(moment.length[row] - column * size, 0, size)
+            found[block] = int(moment.owner[row]), int(tokens)
+    return found
+
+
+def brightness(colour: str) -> int:
+    """Returns the sum of the three parts of `rrggbb`."""
+    return sum(bytes.fromhex(colour))
+
+
+def test_view_1_says_where_the_memory_goes(page, tiny_page):
+    config = tiny_page.recorded["paged"].config
+    slots = config.total_blocks * config.block_size
+    lines = page.locator(".numbers")
+    rounded = 0
+    for k, (i, name) in itertools.product((0, 7, 20, 30), enumerate(MEMORY)):
+        page.evaluate("k => pagedJax.show(k)", k)
+        moments = tiny_page.recorded[name].moments
+        log = dict(zip(LOGGED, moments[min(k, len(moments) - 1)].log.tolist()))
+        live, reserved = log[Field.LIVE], log[Field.RESERVED]
+        ahead = log[Field.RESERVATION]
+        never = reserved - live - ahead
+        rounded += never - log[Field.INTERNAL]
+        parts = [percent(x / slots) for x in (live, ahead, never, slots - reserved)]
+        said = lines.nth(i).inner_text()
+        assert [word for word in said.split() if "%" in word] == parts, (k, name)
+    assert rounded > 0
+
+
+def percent(share: float) -> str:
+    """Returns a share as the page writes it."""
+    return f"{np.floor(100 * share + 0.5):.0f}%"
+
+
+def test_view_1_ends(page, tiny_page):
+    run = tiny_page.recorded["paged"]
+    page.evaluate("k => pagedJax.show(k)", run.iterations - 1)
+    caption, numbers = page.locator(".caption").first, page.locator(".numbers").first
+    assert "All done" not in caption.inner_text()
+    over = f"All done after {run.iterations} iterations."
+    for k in (run.iterations, 9999):
+        page.evaluate("k => pagedJax.show(k)", k)
+        assert caption.inner_text().startswith(over)
+        assert ("Ended: " in caption.inner_text()) == (k == run.iterations)
+        assert "0 running, 8 of 8 done" in numbers.inner_text()
+        assert page.locator(".block-table span").count() == 0
+
+
+def test_view_2_ends_with_all_blocks_free(page, tiny_page):
+    page.locator("#tab-sharing").click()
+    page.evaluate("pagedJax.show(9999)")
+    run = tiny_page.recorded["parallel"]
+    blocks = run.config.total_blocks
+    said = page.locator(".caption").inner_text()
+    assert f"All done after {run.iterations} iterations" in said
+    assert f"Free blocks: {blocks} of {blocks}." in said
+    assert "Ended: A, B, C, D." in page.locator(".events").inner_text()
+    assert page.locator(".card:not(.gone)").count() == 0
+    assert set(page.locator(".card.gone .ref").all_inner_texts()) == {"free again"}
+
+
+def test_the_ablation_has_what_was_measured(page, tiny_page):
+    page.locator("#tab-together").click()
+    rows = page.locator(".ablation tbody tr").all()
+    speeds = []
+    for name, row in zip(LADDER, rows, strict=True):
+        run, timed = tiny_page.recorded[name], tiny_page.data["timed"][name]
+        log = np.zeros((run.iterations, len(Field)))
+        log[:, list(LOGGED)] = [m.log for m in run.moments[: run.iterations]]
+        speeds.append(timed["outputTokens"] / timed["seconds"])
+        cells = row.locator("td").all_inner_texts()
+        used, running, iterations, speed, ratio = cells[:5]
+        assert abs(int(used[:-1]) / 100 - utilization(log)) <= 0.0051
+        assert float(running) == pytest.approx(log[:, Field.RUNNING].mean(), abs=0.051)
+        assert int(iterations) == run.iterations
+        assert float(speed) == pytest.approx(speeds[-1], abs=0.051)
+        assert float(ratio[:-1]) == pytest.approx(speeds[-1] / speeds[0], abs=0.0051)
+
+
+def test_view_4_says_what_copies_on_write_save(page, tiny_page):
+    page.locator("#tab-together").click()
+    said = page.locator(".saving").inner_text()
+    for name in ("parallel", "beam"):
+        moments = tiny_page.recorded[name].moments[:-1]
+        log = np.zeros((len(moments), len(Field)))
+        log[:, Field.LOGICAL_BLOCKS] = [m.num_blocks.sum() for m in moments]
+        log[:, Field.PHYSICAL_BLOCKS] = [(m.ref_count > 0).sum() for m in moments]
+        assert percent(block_saving(log)) in said.split()
+
+
+def test_sliders_show_runs_of_the_simulator(page):
+    page.locator("#tab-together").click()
+    points = [simulations.Point(*row) for row in pages.simulations()["points"]]
+    found = {point[:4]: point for point in points}
+    said = page.locator(".what-if .caption")
+    budgets, rates = simulations.BUDGETS, simulations.RATES
+    case = ["vllm", budgets[1], 16, rates[5]]
+    results = set()
+    moves = [(None, None), (3, rates[4]), (1, budgets[0]), (2, 4), (0, "orca_oracle")]
+    for part, value in moves:
+        if part == 0:
+            page.get_by_role("radio", name="oracle").click()
+        elif part is not None:
+            key = {3: "rate", 1: "budget", 2: "blockSize"}[part]
+            page.locator(f"#what-if-{key}").focus()
+            page.keyboard.press("ArrowLeft")
+        if part is not None:
+            case[part] = value
+        # What reserves does so in blocks of 16.
+        key = (*case[:2], case[2] if case[0] == "vllm" else 16, case[3])
+        point = found.get(key)
+        results.add(said.inner_text())
+        if point is None:
+            assert "the queue only grows" in said.inner_text()
+            continue
+        assert said.inner_text() == (
+            f"{point.latency:.3f} s per token. {point.running:.1f} sequences in a "
+            f"batch, {percent(point.live)} of the memory holds tokens, "
+            f"{point.served:.2f} requests done per second, {point.preemptions} "
+            "preemptions."
+        )
+        shares = [point.live, point.ahead, point.internal]
+        legend = page.locator(".what-if .parts + .legend li").all_inner_texts()
+        assert [line.split()[-1] for line in legend] == [
+            percent(share) for share in (*shares, max(0, 1 - sum(shares)))
+        ]
+        lost = "lost to gaps and rounding" in legend[-1]
+        assert lost == (case[0] != "vllm")
+    assert len(results) == len(moves)
+
+
+def test_legends_say_what_is_at_the_mark(page, tiny_page):
+    page.evaluate("pagedJax.show(7)")
+    shown = page.locator(".chart .legend b").all_inner_texts()
+    column = LOGGED.index(Field.LIVE)
+    for name, said in zip(("paged", "max", "pow2", "oracle"), shown, strict=True):
+        run = tiny_page.recorded[name]
+        slots = run.config.total_blocks * run.config.block_size
+        live = 100 * run.moments[7].log[column] / slots
+        assert abs(int(said.removesuffix("%")) - live) <= 0.51
