@@ -98,6 +98,7 @@ class Recording:
             strict=self.strict,
             count_tokens=self.count_tokens,
             malformed=malformed,
+            in_order=not self.rate and not self.clients,
         )
         return itertools.islice(rows, self.num_requests or None)
 
