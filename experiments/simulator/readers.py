@@ -26,6 +26,8 @@ from experiments.simulator import json_array
 
 # How many malformed lines are named, of those that are counted, and how long.
 _MOST_NAMED, _LONGEST_REASON = 5, 200
+# Of a request: more than any model takes, and what the cost model counts exactly (f32).
+_MOST_TOKENS = 2**24
 # Tokens of a piece that Mooncake has a hash of.
 MOONCAKE_PIECE = 512
 # Text -> its number of tokens.
@@ -142,6 +144,11 @@ def _checked(
                 raise ValueError(
                     f"{row.prompt_len} tokens in and {row.output_len} out; both must "
                     "be 1 or more"
+                )
+            if row.prompt_len + row.output_len > _MOST_TOKENS:
+                raise ValueError(
+                    f"{row.prompt_len} tokens in and {row.output_len} out; together "
+                    f"they must be {_MOST_TOKENS:,} at most"
                 )
             if row.arrival is not None:
                 _check_time(row.arrival, last if in_order else None)

@@ -105,6 +105,7 @@ BAD_LINES = {
         "nan,2,3\n",
         "3,inf,3\n",
         "3,1e300,3\n",
+        "3,3,16777214\n",
         "2.5,2,3\n",  # before the line above it
         f"3,{'1' * 200_000},3\n",
         "3,\udcff,3\n",  # a byte that is no UTF-8
