@@ -65,6 +65,7 @@ class _Items:
         """Returns the item, or what is wrong with it, and goes past it."""
         while True:
             text, at = self._text, self._at
+            wrong = "the file ends inside it"
             if at == len(text):
                 self._is_over = True
                 return ValueError("the file ends without the array's end")
@@ -78,12 +79,14 @@ class _Items:
             except RecursionError:
                 return self._skip("nested too deeply")
             except json.JSONDecodeError as error:
-                if not _is_cut(error, text):
-                    return self._skip(f"{error.msg} at its character {error.pos - at}")
+                if not _may_go_on(error, text, 0):
+                    wrong = f"{error.msg} at its character {error.pos - at}"
+                if not _may_go_on(error, text, _CUT):
+                    return self._skip(wrong)
             if len(text) - at > LONGEST:
                 return self._skip(f"longer than {LONGEST} characters")
             if not self._more():
-                return self._skip("the file ends inside it")
+                return self._skip(wrong)
 
     def _remember(self, at: int) -> None:
         """Notes how the record begins that is there."""
@@ -109,7 +112,7 @@ class _Items:
                 return ValueError(wrong)
 
 
-def _is_cut(error: json.JSONDecodeError, text: str) -> bool:
-    """Returns whether the text may be right as far as it goes."""
+def _may_go_on(error: json.JSONDecodeError, text: str, within: int) -> bool:
+    """Returns whether a text may be right if it goes on, with an error at its end."""
     unended = error.msg.startswith("Unterminated string")
-    return unended or error.pos >= len(text) - _CUT
+    return unended or error.pos >= len(text.rstrip()) - within

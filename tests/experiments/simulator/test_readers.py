@@ -1,6 +1,7 @@
 """Recorded traces: what is read, what is counted as malformed, what is refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -203,6 +204,22 @@ def test_malformed_records_are_counted_and_named(
     assert malformed.count == 1 and f"record {place}" in malformed.named[0]
     with pytest.raises(UserError, match=f"trace, record {place}: "):
         read(tmp_path, format, text, strict=True)
+
+
+@pytest.mark.parametrize(
+    "record, reason",
+    [
+        ('{"instruction": "x",}', "Expecting property name|Illegal trailing comma"),
+        ('{"instruction": x}', "Expecting value at its character 16"),
+        ("{}", "no instruction"),
+    ],
+)
+@pytest.mark.parametrize("more", ["]", ', {"instruction": "x", "output": "y"}]'])
+def test_the_reason_is_what_is_wrong_with_the_record(tmp_path, record, more, reason):
+    malformed = Malformed()
+    read(tmp_path, "alpaca", f"[{record}{more}", malformed=malformed)
+    (named,) = malformed.named
+    assert re.search(f"record 0: ({reason})", named)
 
 
 @pytest.mark.parametrize("format", ["sharegpt", "alpaca"])
