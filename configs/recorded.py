@@ -41,8 +41,12 @@ def get_config(preset: str = "quick"):
     config.options.serving = ConfigDict(
         {
             "model": "llama-3-8b",
+            # Or the summary.json of a run of --config=machine_costs, for that machine.
             "hardware": "h100",
             "num_devices": 1,
+            # What a step takes beside the hardware's limits: none; paper, those of the
+            # paper's software of 2023; measured, those of machine_costs.
+            "overheads": "none",
             "block_size": 16,
             "max_seqs": 256,
             "token_budget": 2048,

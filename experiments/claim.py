@@ -43,9 +43,10 @@ def claim(
       tolerance: how far off still holds, in the same unit.
       paper: the paper's own number, which may be another than what is expected; None
         if there is none to compare with.
-      spread: largest less smallest over the seeds; None if it is not known, or if
-        nothing was drawn at random.
-      seeds: how many; None if nothing was drawn at random.
+      spread: largest less smallest over the seeds, or over the measurements; None if it
+        is not known, or if nothing was drawn at random or measured again.
+      seeds: how many seeds, or measurements; None if nothing was drawn at random or
+        measured again.
       note: what a reader should know.
     """
     given = {">=": at_least, "<=": at_most, "=": near}

@@ -1,4 +1,4 @@
-"""Times steps of the real engine: so many sequences decode at such a context."""
+"""Times steps of the real engine: sequences that decode, or a prompt."""
 
 import dataclasses
 import time
@@ -36,6 +36,7 @@ class StepBench:
         points: list[tuple[int, int]],
         steps: int,
         clock: Clock = time.perf_counter,
+        longest_prompt: int = 0,
     ):
         """Prepares memory; compiles nothing yet.
 
@@ -44,17 +45,19 @@ class StepBench:
           points: sequences, and tokens of each before the first step.
           steps: most that are timed in one go.
           clock: in seconds.
+          longest_prompt: most tokens of a prompt that is timed.
         """
         self.model, self.clock = model, clock
         c = model.config
         rows = max(batch for batch, _ in points)
-        longest = max(context for _, context in points) + steps + 2
+        most_tokens = max(longest_prompt, *(context for _, context in points))
+        longest = most_tokens + steps + 2
         self.config = EngineConfig(
             max_seqs=rows,
             max_requests=rows,
             max_model_len=longest,
             max_prefixes=0,
-            token_budget=max(rows, 8),
+            token_budget=max(rows, longest_prompt, 8),
             num_blocks=max(blocks_of(point, steps) for point in points)
             + EngineConfig().block_size,
             steps_per_sync=steps,
@@ -71,15 +74,18 @@ class StepBench:
 
     def prepare(self, batch: int, context: int) -> None:
         """Lets `batch` sequences of `context` tokens decode from the next step on."""
-        state = self.loop.state
-        static = self.program.config
-        scheduler = init_scheduler(static, _MANAGER, False)
-        self.loop.state = dataclasses.replace(state, scheduler=scheduler)
         most = self.config.max_model_len - context
-        self.loop.submit(greedy_requests(self.config, [(context, [most])] * batch))
+        self._submit(batch, context, most)
         self.loop.state = jax.block_until_ready(
             self._fill(self._instant, None, self.loop.state, jnp.int32(1))
         )
+
+    def _submit(self, batch: int, prompt: int, output: int) -> None:
+        """Empties the engine, and hands it so many requests."""
+        state = self.loop.state
+        scheduler = init_scheduler(self.program.config, _MANAGER, False)
+        self.loop.state = dataclasses.replace(state, scheduler=scheduler)
+        self.loop.submit(greedy_requests(self.config, [(prompt, [output])] * batch))
 
     def step_seconds(self, batch: int, context: int, steps: int) -> float:
         """Returns the time of one of `steps` steps, their report included."""
@@ -88,6 +94,14 @@ class StepBench:
         started = self.clock()
         self.loop.run(steps)
         return (self.clock() - started) / steps
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Returns the time of a step that computes a prompt, its report included."""
+        self._submit(1, tokens, 2)
+        jax.block_until_ready(self.loop.state)
+        started = self.clock()
+        self.loop.run(1)
+        return self.clock() - started
 
 
 def blocks_of(point: tuple[int, int], steps: int) -> int:

@@ -19,6 +19,7 @@ SCRIPTS_IN_PYTHON = (
     "bench_beams",
     "bench_engines",
     "bench_schedule",
+    "bench_simulator.py",
     "bench_step",
     "equality",
     "soak",

@@ -1,4 +1,4 @@
-"""Accelerators, by the figures that their makers publish."""
+"""Accelerators: what their makers publish, and what was fitted or assumed."""
 
 from typing import NamedTuple
 
@@ -25,14 +25,17 @@ class Hardware(NamedTuple):
     host_bandwidth: float
 
 
-# Bandwidth, arithmetic and links: NVIDIA's data sheets. Usable memory of the A100s: the
-# PagedAttention paper's set-up. The host's bandwidth is what PCIe 4 x16 reaches in the
-# paper's Fig 19a (fitted, by `experiments.studies.calibration`), and twice that for
-# PCIe 5.
+# Published: bandwidth, arithmetic and links, by NVIDIA's data sheets; usable memory of
+# the A100s, by the PagedAttention paper's set-up.
+# Fitted, by `experiments.studies.calibration`: the host's bandwidth over PCIe 4 x16, to
+# the paper's Fig 19a.
+# Assumed: usable memory of the H100, that of an A100 with as much; of the H200, about
+# what its driver reports; and that PCIe 5 reaches twice what PCIe 4 does.
 _PCIE4 = 12.67e9
+_PCIE5 = 2 * _PCIE4
 HARDWARE = {
     "a100-40gb": Hardware("A100 40GB", 39.39 * GIB, 1555e9, 312e12, 300e9, _PCIE4),
     "a100-80gb": Hardware("A100 80GB", 79.15 * GIB, 2039e9, 312e12, 300e9, _PCIE4),
-    "h100": Hardware("H100 SXM", 79.15 * GIB, 3352e9, 989.5e12, 450e9, 2 * _PCIE4),
-    "h200": Hardware("H200 SXM", 140.0 * GIB, 4800e9, 989.5e12, 450e9, 2 * _PCIE4),
+    "h100": Hardware("H100 SXM", 79.15 * GIB, 3352e9, 989.5e12, 450e9, _PCIE5),
+    "h200": Hardware("H200 SXM", 140.0 * GIB, 4800e9, 989.5e12, 450e9, _PCIE5),
 }

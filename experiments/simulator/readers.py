@@ -13,18 +13,21 @@
 import csv
 import dataclasses
 import datetime
-import itertools
+import functools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from experiments.errors import UserError
+from experiments.simulator import json_array
 
-# How many malformed lines are named, of those that are counted.
-_MOST_NAMED = 5
-_CHUNK = 1 << 20
+# How many malformed lines are named, of those that are counted, and how long.
+_MOST_NAMED, _LONGEST_REASON = 5, 200
+# Of a request: more than any model takes, and what the cost model counts exactly (f32).
+_MOST_TOKENS = 2**24
 # Tokens of a piece that Mooncake has a hash of.
 MOONCAKE_PIECE = 512
 # Text -> its number of tokens.
@@ -78,6 +81,7 @@ def read_trace(
     strict: bool = False,
     count_tokens: CountTokens | None = None,
     malformed: Malformed | None = None,
+    in_order: bool = True,
 ) -> Iterator[Row]:
     """Yields the requests of a file.
 
@@ -87,6 +91,8 @@ def read_trace(
       strict: whether a malformed line is an error.
       count_tokens: of a text, for formats that have texts.
       malformed: counts the lines that are left out.
+      in_order: whether a time before that of an earlier request is malformed; False
+        where the times are not used.
 
     Raises:
       UserError: no such format or file, a file without the columns, or a malformed
@@ -98,10 +104,13 @@ def read_trace(
         )
     malformed = Malformed() if malformed is None else malformed
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        # Bytes that are no UTF-8 make the line malformed that they are in.
+        with open(
+            path, encoding="utf-8-sig", errors="surrogateescape", newline=""
+        ) as file:
             records = FORMATS[format](file, Path(path), count_tokens)
-            yield from _checked(records, strict, malformed)
-    except (OSError, UnicodeDecodeError) as error:
+            yield from _checked(records, strict, malformed, in_order)
+    except OSError as error:
         raise UserError(f"the trace {path} cannot be read: {error}") from None
 
 
@@ -112,10 +121,22 @@ class _Record(NamedTuple):
     make: Callable[[], Row]
 
 
+# What a malformed line can raise.
+_WRONG = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+
+
 def _checked(
-    records: Iterable[_Record], strict: bool, malformed: Malformed
+    records: Iterable[_Record], strict: bool, malformed: Malformed, in_order: bool
 ) -> Iterator[Row]:
-    first: float | None = None
+    first = last = None
     for where, make in records:
         try:
             row = make()
@@ -124,24 +145,38 @@ def _checked(
                     f"{row.prompt_len} tokens in and {row.output_len} out; both must "
                     "be 1 or more"
                 )
-            if row.arrival is not None and not math.isfinite(row.arrival):
-                raise ValueError(f"its time is {row.arrival}")
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            if row.prompt_len + row.output_len > _MOST_TOKENS:
+                raise ValueError(
+                    f"{row.prompt_len} tokens in and {row.output_len} out; together "
+                    f"they must be {_MOST_TOKENS:,} at most"
+                )
+            if row.arrival is not None:
+                _check_time(row.arrival, last if in_order else None)
+        except _WRONG as error:
             reason = _reason(error)
             if strict:
                 raise UserError(f"{where}: {reason}") from None
             malformed.add(where, reason)
             continue
         if row.arrival is not None:
-            first = row.arrival if first is None else first
-            row = row._replace(arrival=row.arrival - first)
+            last = row.arrival
+            first = last if first is None else first
+            row = row._replace(arrival=last - first)
         yield row
+
+
+def _check_time(time: float, last: float | None) -> None:
+    if not math.isfinite(time):
+        raise ValueError(f"its time is {time}")
+    if last is not None and time < last:
+        raise ValueError(f"its time is {last - time:g} s before that of an earlier one")
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no {error.args[0]}"
-    return " ".join(str(error).split()) or type(error).__name__
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]}..."
 
 
 def _csv(
@@ -150,84 +185,88 @@ def _csv(
     """Returns the reader of a CSV with columns for time, tokens in and tokens out."""
 
     def read(file: TextIO, path: Path, _: CountTokens | None) -> Iterator[_Record]:
-        lines = csv.DictReader(file)
-        missing = [name for name in columns if name not in (lines.fieldnames or ())]
+        lines = csv.reader(file)
+        try:
+            header = next(lines, [])
+        except csv.Error as error:
+            raise UserError(f"{path}, line 1: {error}") from None
+        missing = [name for name in columns if name not in header]
         if missing:
             raise UserError(
                 f"{path}: no column {missing[0]!r}; it needs {', '.join(columns)}"
             )
-        time, prompt, output = columns
-        for line in lines:
-            yield _Record(
-                f"{path}, line {lines.line_num}",
-                lambda line=line: Row(
-                    to_seconds(line[time]), _count(line[prompt]), _count(line[output])
-                ),
+        time, prompt, output = (header.index(name) for name in columns)
+        least = max(time, prompt, output) + 1
+
+        def make(fields: list[str]) -> Row:
+            if len(fields) < least:
+                raise ValueError(f"{len(fields)} fields of {least}")
+            return Row(
+                to_seconds(fields[time]), _count(fields[prompt]), _count(fields[output])
             )
+
+        while True:
+            where = f"{path}, line {lines.line_num + 1}"
+            try:
+                fields = next(lines, None)
+            except csv.Error as error:
+                # As a quote that is not closed: it goes on with the line after it.
+                reason = f"{error}, up to line {lines.line_num}"
+                yield _Record(where, functools.partial(_fail, reason))
+                continue
+            if fields is None:
+                return
+            if fields:
+                yield _Record(where, functools.partial(make, fields))
 
     return read
 
 
-def _count(text: str) -> int:
-    value = float(text)
-    if value != int(value):
-        raise ValueError(f"{text} is no number of tokens")
+def _fail(reason: str) -> Row:
+    raise ValueError(reason)
+
+
+def _count(number: str | float) -> int:
+    """Returns a number of tokens, or of a name: whole, as far as 32 bits go."""
+    value = float(number)
+    if not 0 <= value < 2**31 or value != int(value):
+        raise ValueError(f"{number} is not a whole number from 0 to 2**31 - 1")
     return int(value)
 
 
+# A date and its time; digits of a second; how far it is from UTC.
+_DATE = re.compile(r"([^.]+?)(?:\.(\d+))?(Z|[+-]\d\d(?::?\d\d)?)?")
+
+
 def _date_to_seconds(text: str) -> float:
-    """Returns the seconds of a date with up to seven digits of a second."""
-    date, _, digits = text.strip().partition(".")
-    moment = datetime.datetime.fromisoformat(date).replace(tzinfo=datetime.UTC)
-    return moment.timestamp() + float(f"0.{digits.rstrip('Z') or 0}")
+    """Returns the seconds of a date; UTC if it does not say how far it is from it.
+
+    `2023-11-16 18:15:46.6805900` and `2024-05-10 00:00:00.009930+00:00` are those of
+    2023 and 2024.
+    """
+    parts = _DATE.fullmatch(text.strip())
+    if parts is None:
+        raise ValueError(f"{text!r} is no date")
+    date, digits, zone = parts.groups()
+    moment = datetime.datetime.fromisoformat(date + (zone or ""))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return moment.timestamp() + float(f"0.{digits or 0}")
 
 
 def _mooncake(file: TextIO, path: Path, _: CountTokens | None) -> Iterator[_Record]:
     def make(line: str) -> Row:
         found = json.loads(line)
-        names = tuple(int(name) for name in found["hash_ids"])
-        for name in names:
-            if not 0 <= name < 2**31:
-                raise ValueError(f"hash id {name} is not from 0 to 2**31 - 1")
         return Row(
             found["timestamp"] / 1000.0,
-            int(found["input_length"]),
-            int(found["output_length"]),
-            names,
+            _count(found["input_length"]),
+            _count(found["output_length"]),
+            tuple(_count(name) for name in found["hash_ids"]),
         )
 
     for number, line in enumerate(file, 1):
         if line.strip():
             yield _Record(f"{path}, line {number}", lambda line=line: make(line))
-
-
-def _json_items(file: TextIO, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the items of a JSON array with their numbers, a chunk at a time."""
-    decoder = json.JSONDecoder()
-    text, at = file.read(_CHUNK), 0
-    at = len(text) - len(text.lstrip())
-    if not text[at:].startswith("["):
-        raise UserError(f"{path}: not a JSON array of records")
-    at += 1
-    for number in itertools.count():
-        while True:
-            while at < len(text) and text[at] in " \t\r\n,":
-                at += 1
-            if text[at : at + 1] == "]":
-                return
-            try:
-                item, end = decoder.raw_decode(text, at)
-                # A number at the end of a chunk may go on in the next one.
-                if end < len(text):
-                    break
-            except ValueError:
-                pass
-            more = file.read(max(_CHUNK, len(text) - at))
-            if not more:
-                raise UserError(f"{path}: the JSON ends inside record {number}")
-            text, at = text[at:] + more, 0
-        at = end
-        yield number, item
 
 
 def _texts(
@@ -242,11 +281,19 @@ def _texts(
             raise UserError(f"{path} has texts; their tokens need a tokenizer to count")
 
         def make(item: Any) -> Row:
+            if isinstance(item, ValueError):
+                raise item
             prompt, answer = split(item)
+            for text in (prompt, answer):
+                if not isinstance(text, str):
+                    raise ValueError(f"{text!r} is no text")
             return Row(None, count_tokens(prompt), count_tokens(answer))
 
-        for number, item in _json_items(file, path):
-            yield _Record(f"{path}, record {number}", lambda item=item: make(item))
+        try:
+            for number, item in enumerate(json_array.items(file)):
+                yield _Record(f"{path}, record {number}", lambda item=item: make(item))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
 
     return read
 

@@ -11,7 +11,7 @@ from experiments.errors import UserError
 from experiments.simulator.arrivals import gamma_arrivals
 from experiments.simulator.cache_bound import infinite_cache
 from experiments.simulator.costs import Overheads, RooflineCosts
-from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.hardware import HARDWARE, Hardware
 from experiments.simulator.memory_split import split_memory
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.readers import (
@@ -98,6 +98,7 @@ class Recording:
             strict=self.strict,
             count_tokens=self.count_tokens,
             malformed=malformed,
+            in_order=not self.rate and not self.clients,
         )
         return itertools.islice(rows, self.num_requests or None)
 
@@ -147,7 +148,7 @@ class RecordedRun(NamedTuple):
 def serve_recorded(
     recording: Recording,
     model: str,
-    hardware: str,
+    hardware: str | Hardware,
     num_devices: int = 1,
     *,
     memory: str = "paged",
@@ -167,7 +168,7 @@ def serve_recorded(
     Args:
       recording: what is served.
       model: key of `MODELS`.
-      hardware: key of `HARDWARE`.
+      hardware: one of the accelerators, or a key of `HARDWARE`.
       num_devices: how many share the model.
       memory: `paged`, or `oracle`, `pow2` or `max`, which reserve at admission.
       prefix_caching: whether blocks are found by the names that the recording has.
@@ -175,8 +176,8 @@ def serve_recorded(
       max_seqs: most sequences that run at once.
       token_budget: most tokens of a step.
       slots: requests that have come and not ended, and those that come next.
-      overheads: of the software; none by default, since none were measured on newer
-        hardware.
+      overheads: of the software; none by default, since those of the paper's software
+        are not those of a newer one.
       keep_requests: see `simulate`.
 
     Raises:
@@ -195,7 +196,8 @@ def serve_recorded(
             f"{recording.path} is {recording.format}, without names of blocks for a "
             f"prefix cache to find; formats that have them: {', '.join(NAMED)}"
         )
-    profile, device = MODELS[model], HARDWARE[hardware]
+    profile = MODELS[model]
+    device = HARDWARE[hardware] if isinstance(hardware, str) else hardware
     split = split_memory(
         profile, device, num_devices, block_size=block_size, token_budget=token_budget
     )

@@ -48,6 +48,7 @@ def time_vidur(
         TraceRequestGeneratorConfig,
         VllmSchedulerConfig,
     )
+    from vidur.entities import Replica
     from vidur.execution_time_predictor import ExecutionTimePredictorRegistry
     from vidur.simulator import Simulator
     from vidur.types import ExecutionTimePredictorType
@@ -68,6 +69,8 @@ def time_vidur(
     kind = ExecutionTimePredictorType.RANDOM_FORREST
     ExecutionTimePredictorRegistry.unregister(kind)
     ExecutionTimePredictorRegistry.register(kind, Formula)
+    # Its numbers go on from one simulation to the next, and the scheduler begins at 0.
+    Replica._id = -1
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "trace.csv"
         rows = zip(trace.arrival, trace.prompt_len, trace.output_len[:, 0])

@@ -2,30 +2,36 @@
 
 The machine's own limits are measured first, in the same process; the cost model knows
 it by them, as it knows an A100 by its data sheet. What a step takes beyond that is
-fitted on half of the points, and judged on the others.
+fitted on half of the decoding steps, and judged on the others, and on prompts. The
+machine that was found is what other studies can run on (`measured_machine`).
 """
 
+import os
 import statistics
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.figures import BLUE, GREY, ORANGE, to_png
-from experiments.machine_speed import Speed, measure_speed
+from experiments.machine_speed import measure_speed
 from experiments.simulator.costs import RooflineCosts
-from experiments.simulator.hardware import Hardware
+from experiments.simulator.hardware import GIB
+from experiments.simulator.measured_machine import Machine
 from experiments.simulator.model_profiles import profile_of
-from experiments.simulator.work import decode_work
+from experiments.simulator.work import decode_work, prompt_work
 from experiments.step_bench import StepBench
+from experiments.studies.seeds import Estimate, estimate
 from experiments.studies.study import Figures, Scale, Task
 from experiments.studies.study_claim import study_claim
 
 TITLE = "The cost model beside the real engine"
 
 _BATCHES, _CONTEXTS, _STEPS = (1, 2, 4, 8, 16, 32, 64), (64, 256, 512), 8
+_PROMPTS = (16, 32, 64, 128, 256)
 
 
 def tasks(scale: Scale) -> list[Task]:
@@ -35,6 +41,7 @@ def tasks(scale: Scale) -> list[Task]:
         "dtype": "float32",
         "batches": list(_BATCHES),
         "contexts": list(_CONTEXTS),
+        "prompts": list(_PROMPTS),
         "steps": _STEPS,
         "repeats": 5 if scale.name == "full" else 3,
     }
@@ -42,65 +49,56 @@ def tasks(scale: Scale) -> list[Task]:
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Times steps that only decode, and predicts them."""
+    """Times steps that only decode, and steps that compute a prompt; predicts them."""
     # Here, since no other study needs a model.
     from experiments.models import load_model
     from paged_jax.models.packed import pack_model
 
     model = pack_model(load_model(settings["model"], settings["dtype"]))
-    points = [(b, c) for b in settings["batches"] for c in settings["contexts"]]
-    steps, repeats = settings["steps"], settings["repeats"]
+    decodes = [(b, c) for b in settings["batches"] for c in settings["contexts"]]
+    prompts, steps, repeats = (settings[x] for x in ("prompts", "steps", "repeats"))
     speed = measure_speed(2 * repeats)
-    bench = StepBench(model, points, steps)
-    measured: dict[tuple[int, int], list[float]] = {point: [] for point in points}
+    bench = StepBench(model, decodes, steps, longest_prompt=max(prompts))
+    measured: list[list[float]] = [[] for _ in (*decodes, *prompts)]
     for repeat in range(repeats + 1):
-        for point in points:
-            seconds = bench.step_seconds(*point, steps)
-            if repeat:  # the first time warms up
-                measured[point].append(seconds)
+        seconds = [bench.step_seconds(*point, steps) for point in decodes]
+        seconds += [bench.prompt_seconds(tokens) for tokens in prompts]
+        if repeat:  # the first time warms up
+            for times, found in zip(measured, seconds, strict=True):
+                times.append(found)
+    machine = Machine(speed.bandwidth / 1e9, speed.flops / 1e9, _memory_gib())
     profile = profile_of(settings["model"], model.config)
-    costs = RooflineCosts(profile, this_machine(speed))
+    costs = RooflineCosts(profile, machine.hardware())
     # In the middle of the steps that are timed; a token sees itself.
-    seen = [context + 2 + steps // 2 for _, context in points]
-    physics = [
-        float(costs(decode_work(batch, slots)))
-        for (batch, _), slots in zip(points, seen, strict=True)
-    ]
-    times = [statistics.median(measured[point]) for point in points]
-    batches = [batch for batch, _ in points]
-    half = slice(None, None, 2)
-    step_s, row_s = fit_overheads(batches[half], physics[half], times[half])
-    fitted = [p + step_s + row_s * b for p, b in zip(physics, batches, strict=True)]
-    return {
-        "gb_per_s": speed.bandwidth / 1e9,
-        "gflops": speed.flops / 1e9,
-        "step_s": step_s,
-        "row_s": row_s,
+    works = [decode_work(batch, seen + 2 + steps // 2) for batch, seen in decodes]
+    works += [prompt_work(tokens) for tokens in prompts]
+    physics = [float(costs(work)) for work in works]
+    rows = [batch for batch, _ in decodes] + [1] * len(prompts)
+    half = slice(0, len(decodes), 2)
+    step_s, row_s = fit_overheads(
+        rows[half], physics[half], [statistics.median(x) for x in measured[half]]
+    )
+    machine = machine._replace(step_s=step_s, row_s=row_s)
+    points = [("decode", *point) for point in decodes]
+    points += [("prompt", 1, tokens) for tokens in prompts]
+    return machine._asdict() | {
         "points": [
             {
+                "computes": computes,
                 "batch": batch,
                 "context": context,
-                "measured_s": times[i],
+                "measured_s": measured[i],
                 "physics_s": physics[i],
-                "fitted_s": fitted[i],
-                "held_out": i % 2 == 1,
+                "fitted_s": physics[i] + step_s + row_s * batch,
+                "held_out": computes == "prompt" or i % 2 == 1,
             }
-            for i, (batch, context) in enumerate(points)
+            for i, (computes, batch, context) in enumerate(points)
         ],
     }
 
 
-def this_machine(speed: Speed) -> Hardware:
-    """Returns the machine that was measured, as the cost model sees it."""
-    # Its memory is the host's, and it has no link to others.
-    return Hardware(
-        "this machine",
-        memory_bytes=float("inf"),
-        bandwidth=speed.bandwidth,
-        flops=speed.flops,
-        link_bandwidth=float("inf"),
-        host_bandwidth=speed.bandwidth,
-    )
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 
 def fit_overheads(
@@ -131,35 +129,56 @@ def fit_overheads(
 
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
-    """Returns the error of the prediction, without and with fitted overheads."""
+    """Returns the error of the prediction, without and with fitted overheads.
+
+    Of each repeat of the measurement, so that its spread says how far they are apart.
+    """
     del scale
     made = []
-    for which, kind in (("physics", "predicted"), ("fitted", "fitted")):
-        made.append(
-            study_claim(
-                f"machine_costs.error_real.{which}",
-                _error(rows, which),
-                paper=None,
-                unit="% of a step, mean of the held-out points",
-                kind=kind,
-                source="the engine on this machine",
-                note="at most 15% is wanted"
-                if which == "fitted"
-                else "no constant fitted",
-                at_most=15.0 if which == "fitted" else None,
+    for computes, parameter, of in (
+        ("decode", "", "a step that decodes, mean of the held-out points"),
+        ("prompt", ".prompts", "a step that computes a prompt, mean of all"),
+    ):
+        for which, kind in (("physics", "predicted"), ("fitted", "fitted")):
+            found = _error(rows, computes, which)
+            fitted = which == "fitted"
+            made.append(
+                study_claim(
+                    f"machine_costs.error_real.{which}{parameter}",
+                    found,
+                    paper=None,
+                    unit=f"% of {of}",
+                    kind=kind,
+                    source="the engine on this machine",
+                    of_seeds=_of_repeats(found),
+                    note="at most 15% is wanted" if fitted else "no constant fitted",
+                    at_most=15.0 if fitted else None,
+                )
             )
-        )
     return made
 
 
-def _error(rows: list[Row], which: str) -> float | None:
-    errors = [
-        abs(point[f"{which}_s"] / point["measured_s"] - 1)
+def _of_repeats(found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    if found.count == 1:
+        return "measured once: no spread is known"
+    return f"mean of {found.count} measurements, spread {found.spread:.3g}"
+
+
+def _error(rows: list[Row], computes: str, which: str) -> Estimate | None:
+    """Returns the error of each repeat, over the points that nothing is fitted to."""
+    points = [
+        point
         for row in rows
         for point in row["metrics"]["points"]
-        if point["held_out"]
+        if point["held_out"] and point["computes"] == computes
     ]
-    return 100 * statistics.mean(errors) if errors else None
+    errors = [
+        [abs(point[f"{which}_s"] / seconds - 1) for seconds in point["measured_s"]]
+        for point in points
+    ]
+    return estimate(100 * statistics.mean(of) for of in zip(*errors, strict=True))
 
 
 def draw(rows: list[Row], scale: Scale) -> Figures:
@@ -168,30 +187,46 @@ def draw(rows: list[Row], scale: Scale) -> Figures:
     if not rows:
         return {}
     metrics = rows[0]["metrics"]
-    contexts = sorted({point["context"] for point in metrics["points"]})
-    figure = Figure(figsize=(3.2 * len(contexts), 3.4), layout="constrained")
-    axes = figure.subplots(1, len(contexts), sharey=True, squeeze=False)[0]
-    for ax, context in zip(axes, contexts, strict=True):
-        some = [p for p in metrics["points"] if p["context"] == context]
-        batches = [p["batch"] for p in some]
-        for name, label, color, style in (
-            ("physics", "predicted, limits of the machine alone", GREY, "--"),
-            ("fitted", "predicted, with fitted overheads", ORANGE, "-"),
-            ("measured", "measured", BLUE, "o"),
-        ):
-            values = [1e3 * p[f"{name}_s"] for p in some]
-            ax.plot(batches, values, style, color=color, label=label)
-        ax.set_title(f"{context} tokens before it", fontsize=10)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xticks(batches, [str(b) for b in batches])
-        ax.set_xlabel("sequences in a step")
+    decodes, prompts = (
+        [p for p in metrics["points"] if p["computes"] == computes]
+        for computes in ("decode", "prompt")
+    )
+    contexts = sorted({point["context"] for point in decodes})
+    panels = [
+        (
+            f"{context} tokens before it",
+            "sequences in a step",
+            "batch",
+            [p for p in decodes if p["context"] == context],
+        )
+        for context in contexts
+    ]
+    panels.append(("a prompt", "its tokens", "context", prompts))
+    figure = Figure(figsize=(3.0 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (title, label, key, points) in zip(axes, panels, strict=True):
+        _draw_panel(ax, [p[key] for p in points], points)
+        ax.set_title(title, fontsize=10)
+        ax.set_xlabel(label)
     axes[0].set_ylabel("ms a step")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     caption = (
-        f"Steps of the real engine (SmolLM2-135M, float32), which only decode, on a "
-        f"machine of {metrics['gb_per_s']:.1f} GB/s and {metrics['gflops']:.0f} "
-        "GFLOP/s, one thread, and what the cost model predicts."
+        "Steps of the real engine (SmolLM2-135M, float32), which only decode, or "
+        f"compute a prompt, on a machine of {metrics['gb_per_s']:.1f} GB/s and "
+        f"{metrics['gflops']:.0f} GFLOP/s, one thread; and what the cost model says."
     )
     return {"machine_costs.png": (caption, to_png(figure))}
+
+
+def _draw_panel(ax: Axes, x: list[int], points: list[dict[str, Any]]) -> None:
+    for name, label, color, style in (
+        ("physics", "predicted, limits of the machine alone", GREY, "--"),
+        ("fitted", "predicted, with fitted overheads", ORANGE, "-"),
+        ("measured", "measured", BLUE, "o"),
+    ):
+        values = [1e3 * float(np.median(p[f"{name}_s"])) for p in points]
+        ax.plot(x, values, style, color=color, label=label)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(x, [str(value) for value in x])

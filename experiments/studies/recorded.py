@@ -8,16 +8,20 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.attribution import Row
 from experiments.claim import Claim
 from experiments.errors import UserError
-from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.costs import Overheads
+from experiments.simulator.hardware import HARDWARE, Hardware
+from experiments.simulator.measured_machine import Machine, read_machine
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.readers import FORMATS, NAMED, TEXTS
 from experiments.simulator.results import Results
 from experiments.simulator.serve_recorded import Recording, serve_recorded
+from experiments.simulator.systems import overheads_of
 from experiments.studies import variant_figures
 from experiments.studies.seeds import Estimate, over_seeds
 from experiments.studies.study import Figures, Scale, Task
@@ -36,6 +40,9 @@ _RECORDING = tuple(
     if field.name not in ("seed", "count_tokens")
 )
 _SERVING = ("block_size", "max_seqs", "token_budget")
+# Of the software, beside the limits of the hardware.
+_OVERHEADS = ("none", "paper", "measured")
+_PAPERS = overheads_of("vllm")
 # Metric to its name in figures, and its unit.
 _QUANTITIES = {
     "normalized_mean_s": ("normalized latency", "s/token"),
@@ -66,7 +73,7 @@ def tasks(scale: Scale) -> list[Task]:
     for key, allowed in (
         ("recording.format", FORMATS),
         ("serving.model", MODELS),
-        ("serving.hardware", HARDWARE),
+        ("serving.overheads", _OVERHEADS),
     ):
         if options[key] not in allowed:
             raise UserError(
@@ -81,11 +88,49 @@ def tasks(scale: Scale) -> list[Task]:
     # Looked at here, where a bad value is still refused in a line.
     Recording(**{name: options[f"recording.{name}"] for name in _RECORDING})
     settings = dict(options) | {"recording.path": os.path.abspath(path)}
+    settings |= _machine_settings(options)
+    if not options["recording.rate"]:  # nothing is drawn
+        return [Task(words(way), {"way": way} | settings) for way in _ways(scale)]
     return [
         Task(f"{words(way)}-{seed}", {"way": way, "seed": seed} | settings)
         for way in _ways(scale)
-        for seed in (scale.seeds if options["recording.rate"] else scale.seeds[:1])
+        for seed in scale.seeds
     ]
+
+
+def _machine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the numbers of a machine that was measured; none of another."""
+    hardware = options["serving.hardware"]
+    if hardware in HARDWARE:
+        if options["serving.overheads"] == "measured":
+            raise UserError(
+                f"options.serving.overheads is 'measured', and nothing was on "
+                f"{hardware}; give a machine's summary.json as options.serving.hardware"
+            )
+        return {}
+    if not os.path.isfile(hardware):
+        raise UserError(
+            f"options.serving.hardware is {hardware!r}; use one of "
+            f"{', '.join(HARDWARE)}, or the summary.json of a run of "
+            "--config=machine_costs"
+        )
+    if options["serving.num_devices"] > 1:
+        raise UserError(
+            f"options.serving.num_devices is {options['serving.num_devices']}; a "
+            "machine that was measured has no link to others, so it must be 1"
+        )
+    machine = read_machine(hardware)._asdict()
+    return {f"machine.{name}": value for name, value in machine.items()}
+
+
+def _devices(settings: Mapping[str, Any]) -> tuple[Hardware, Overheads]:
+    """Returns what a task runs on, and the overheads of its software."""
+    name, overheads = settings["serving.hardware"], settings["serving.overheads"]
+    if name in HARDWARE:
+        return HARDWARE[name], _PAPERS if overheads == "paper" else Overheads()
+    machine = Machine(*(settings[f"machine.{field}"] for field in Machine._fields))
+    chosen = {"none": Overheads(), "paper": _PAPERS, "measured": machine.overheads()}
+    return machine.hardware(), chosen[overheads]
 
 
 def _ways(scale: Scale) -> list[str]:
@@ -104,14 +149,16 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     way, format = settings["way"], settings["recording.format"]
     recording = Recording(
         **{name: settings[f"recording.{name}"] for name in _RECORDING},
-        seed=settings["seed"],
+        seed=settings.get("seed", 0),
         count_tokens=_token_counter() if format in TEXTS else None,
     )
+    hardware, overheads = _devices(settings)
     served = serve_recorded(
         recording,
         settings["serving.model"],
-        settings["serving.hardware"],
+        hardware,
         settings["serving.num_devices"],
+        overheads=overheads,
         memory="paged" if way == _CACHED else way,
         prefix_caching=way == _CACHED,
         keep_requests=False,
@@ -165,8 +212,7 @@ def _token_counter():
 
 def claims(rows: list[Row], scale: Scale) -> list[Claim]:
     """Returns the numbers, and whether the cache stays below what can be found."""
-    model, hardware = (scale.options[f"serving.{x}"] for x in ("model", "hardware"))
-    source = f"{MODELS[model].name} on {HARDWARE[hardware].name}, simulated"
+    source, software = _source(rows, scale)
     made = []
     for way in _ways(scale):
         for quantity, (_, unit) in _QUANTITIES.items():
@@ -178,7 +224,7 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                     unit=unit,
                     kind="predicted",
                     source=source,
-                    note=_left_out(rows, way),
+                    note="; ".join(filter(None, (software, _left_out(rows, way)))),
                 )
             )
     if _CACHED in _ways(scale):
@@ -192,9 +238,30 @@ def claims(rows: list[Row], scale: Scale) -> list[Claim]:
                 unit="% of the prompts' tokens",
                 kind="memory",
                 source="what a cache finds that nothing is evicted from",
+                note=software,
             )
         )
     return made
+
+
+def _source(rows: list[Row], scale: Scale) -> tuple[str, str]:
+    """Returns what was simulated, and what was assumed of its software."""
+    model = MODELS[scale.options["serving.model"]].name
+    if not rows:
+        return f"{model}, simulated", ""
+    hardware, overheads = _devices(rows[0]["cell"])
+    software = "no overheads of software"
+    if overheads != Overheads():
+        whose = {
+            "paper": "the paper's vLLM",
+            "measured": "this engine, as fitted to it",
+        }
+        software = (
+            f"overheads of {whose[scale.options['serving.overheads']]}: "
+            f"{1e3 * overheads.step_s:.3g} ms a step, {1e3 * overheads.row_s:.3g} ms a "
+            "sequence"
+        )
+    return f"{model} on {hardware.name}, simulated", software
 
 
 def _left_out(rows: list[Row], way: str) -> str:

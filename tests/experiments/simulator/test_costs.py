@@ -1,15 +1,19 @@
 """The memory split is the paper's; the cost model is the physics that it says."""
 
+import re
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 
 from experiments.errors import UserError
 from experiments.simulator.costs import Overheads, RooflineCosts
-from experiments.simulator.hardware import HARDWARE
+from experiments.simulator.hardware import GIB, HARDWARE
 from experiments.simulator.memory_split import split_memory
 from experiments.simulator.model_profiles import MODELS
 from experiments.simulator.work import Work
 
+ROOT = Path(__file__).resolve().parents[3]
 A100, BIG = HARDWARE["a100-40gb"], HARDWARE["a100-80gb"]
 
 
@@ -30,6 +34,24 @@ def test_table_1(name, hardware, devices, params, kv, slots, blocks):
     assert model.weight_bytes / 1e9 == pytest.approx(params, rel=0.02)
     assert split.kv * devices / 2**30 == pytest.approx(kv, rel=0.02)
     assert split.num_blocks * 16 == pytest.approx(slots, rel=0.01)
+
+
+def test_every_number_of_an_accelerator_stands_in_the_table_of_constants():
+    text = (ROOT / "docs/reproduction.md").read_text("utf-8")
+    section = text.split("### Constants")[1].split("###")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| ")]
+    kinds = {row.split(" | ")[2] for row in rows[2:]}
+    assert kinds == {"physics", "published", "fitted", "measured", "assumed"}
+    numbers = set(re.findall(r"[\d.]+", "".join(rows)))
+    for hardware in HARDWARE.values():
+        for value, unit in (
+            (hardware.memory_bytes, GIB),
+            (hardware.bandwidth, 1e9),
+            (hardware.flops, 1e12),
+            (hardware.link_bandwidth, 1e9),
+            (hardware.host_bandwidth, 1e9),
+        ):
+            assert f"{value / unit:g}" in numbers
 
 
 @pytest.mark.parametrize(

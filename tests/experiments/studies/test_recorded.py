@@ -1,5 +1,6 @@
 """The study of recorded traces: from a file to its claims."""
 
+import dataclasses
 import itertools
 import json
 
@@ -130,6 +131,53 @@ def test_clients_of_a_closed_loop_wait_for_their_answers(tmp_path):
     assert 70 < row["metrics"]["seconds"] < 72
 
 
+def machine_file(path, **changes):
+    metrics = {"gb_per_s": 2000.0, "gflops": 3e5, "memory_gib": 80.0}
+    metrics |= {"step_s": 0.02, "row_s": 0.001} | changes
+    row = {"cell": {"study": "machine_costs"}, "metrics": metrics}
+    path.write_text(json.dumps({"rows": [row]}))
+    return path
+
+
+def test_overheads_of_the_software_are_chosen_and_said(tmp_path):
+    path = lengths_file(tmp_path / "t.csv", 4)
+    machine = machine_file(tmp_path / "summary.json")
+    on_machine = f"serving.hardware={machine}"
+    seconds = {}
+    for words, said in (
+        (["serving.overheads=none"], "no overheads of software"),
+        (["serving.overheads=paper"], "of the paper's vLLM: 17 ms a step, 0.214 ms a"),
+        ([on_machine], "no overheads of software"),
+        (
+            [on_machine, "serving.overheads=measured"],
+            "of this engine, as fitted to it: 20 ms a step, 1 ms a sequence",
+        ),
+    ):
+        some = scale(path, 'serving.memory=("paged",)', *words)
+        rows = served(some)
+        claims = by_id(rows, some)
+        assert all(said in claim["note"] for claim in claims.values())
+        measured = on_machine in words
+        for claim in claims.values():
+            assert ("a machine that was measured" in claim["source"]) is measured
+        seconds[words[-1]] = rows[0]["metrics"]["total_mean_s"]
+    # Each request takes 5 to 8 steps.
+    assert seconds["serving.overheads=paper"] > seconds["serving.overheads=none"] + 0.07
+    assert seconds["serving.overheads=measured"] > seconds[on_machine] + 0.09
+
+
+def test_a_task_has_the_numbers_of_the_machine_that_was_measured(tmp_path):
+    path = lengths_file(tmp_path / "t.csv", 4)
+    found = {}
+    for gib in (80.0, 40.0):
+        machine = machine_file(tmp_path / "summary.json", memory_gib=gib)
+        some = scale(path, 'serving.memory=("max",)', f"serving.hardware={machine}")
+        (task,) = recorded.tasks(some)
+        machine.unlink()  # what runs later does not depend on the file
+        found[gib] = recorded.run(task.settings)["num_blocks"]
+    assert found[80.0] > 2 * found[40.0] > 0
+
+
 def test_there_is_a_task_for_each_seed_only_where_arrivals_are_drawn(tmp_path):
     path = lengths_file(tmp_path / "t.csv")
     assert len(recorded.tasks(scale(path))) == 4
@@ -137,6 +185,17 @@ def test_there_is_a_task_for_each_seed_only_where_arrivals_are_drawn(tmp_path):
     assert len({task.key for task in drawn}) == 12
     named = recorded.tasks(scale(path, format="mooncake"))
     assert len(named) == 5
+
+
+def test_claims_speak_of_seeds_only_where_arrivals_are_drawn(tmp_path):
+    path = lengths_file(tmp_path / "t.csv", 4)
+    for rate, seeds in ((0.0, None), (2.0, 1)):
+        words = ('serving.memory=("max",)', f"recording.rate={rate}")
+        some = scale(path, *words)
+        some = dataclasses.replace(some, seeds=(7,))
+        claims = by_id(served(some), some)
+        assert {claim["seeds"] for claim in claims.values()} == {seeds}
+        assert all(("one seed" in c["note"]) is bool(seeds) for c in claims.values())
 
 
 @pytest.mark.parametrize(
@@ -153,6 +212,9 @@ def test_there_is_a_task_for_each_seed_only_where_arrivals_are_drawn(tmp_path):
         (["recording.clients=2", "recording.rate=1.0"], "leave one of them out"),
         (["serving.model=gpt"], "'gpt'; use one of opt-13b"),
         (["serving.hardware=tpu"], "'tpu'; use one of a100"),
+        (["serving.hardware=tpu"], "or the summary.json of a run of"),
+        (["serving.overheads=some"], "'some'; use one of none, paper, measured"),
+        (["serving.overheads=measured"], "'measured', and nothing was on h100"),
         (["serving.token_budget=0"], "token_budget is 0"),
         (['serving.memory=("slab",)'], "'slab'; use some of"),
     ],
@@ -162,6 +224,16 @@ def test_what_cannot_be_used_is_told_before_anything_runs(words, message, tmp_pa
     with pytest.raises(UserError, match="is|has") as raised:
         recorded.tasks(scale(path, *words))
     assert message in str(raised.value)
+
+
+def test_a_machine_that_was_measured_has_no_link_to_others(tmp_path):
+    path = lengths_file(tmp_path / "t.csv")
+    machine = machine_file(tmp_path / "summary.json")
+    words = f"serving.hardware={machine}", "serving.num_devices=2"
+    with pytest.raises(UserError, match="num_devices is 2; .* must be 1"):
+        recorded.tasks(scale(path, *words))
+    with pytest.raises(UserError, match="has no measured machine"):
+        recorded.tasks(scale(path, f"serving.hardware={path}"))
 
 
 def test_a_malformed_line_is_an_error_if_asked_and_so_is_a_file_of_none(tmp_path):

@@ -102,6 +102,29 @@ def test_the_same_seed_gives_the_same_with_any_workers(command, tmp_path):
     assert [row["cell"]["seed"] for row in other["rows"][:3]] == [3, 4, 5]
 
 
+@pytest.mark.long
+def test_a_simulation_gives_the_same_in_another_run_with_any_workers(tmp_path):
+    """Of the whole command, in processes of its own, as a user runs it twice."""
+    words = ["--config=fig13", "--config.time_share=0.01", "--config.num_seeds=1"]
+    for workers in (1, 2):
+        out = [f"--out={tmp_path / str(workers)}", f"--workers={workers}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.run", *words, *out],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+    first, second = (without_times(tmp_path / name) for name in ("1", "2"))
+    assert first == second
+    summary = json.loads(first)
+    assert len(summary["rows"]) > 3
+    assert all(row["metrics"] for row in summary["rows"])
+    measured = [claim["measured"] for claim in summary["claims"]]
+    assert measured and None not in measured
+
+
 def test_what_was_interrupted_goes_on_where_it_stopped(
     command, tmp_path, monkeypatch, capsys
 ):
