@@ -1,4 +1,4 @@
-/*! sources e1ad2d479db63e7007a96b49de718fa16725c006e07c476c5f4ca98f3ee0e1e1 */
+/*! sources dc6d4e7bf858aac4a92e4981285339e25b2c6527a1872645de56e6aad8047ab5 */
 /*! Bundled with this script:
 
 d3-array 3.2.4
