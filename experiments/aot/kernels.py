@@ -11,18 +11,22 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import Compiled, Figures, compile_for, new_kernels
 from experiments.aot.targets import Target
-from pallas_kernels import AttentionMetadata, find_cascade, limits, quantised_kv
-from pallas_kernels.mosaic_blocks import (
+from pallas_kernels import (
+    AttentionMetadata,
     copy_blocks_mosaic,
+    find_cascade,
     gather_blocks_mosaic,
+    limits,
+    quantised_kv,
     scatter_blocks_mosaic,
     write_kv_mosaic,
 )
-from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
-from pallas_kernels.mosaic_mixed import (
+from pallas_kernels.mosaic_decode import paged_attention_mosaic
+from pallas_kernels.mosaic_mixed import paged_attention_mixed
+from pallas_kernels.mosaic_tuning import (
     choose_consumers,
-    choose_stages,
-    paged_attention_mixed,
+    choose_decode_stages,
+    choose_mixed_stages,
     stage_bytes,
 )
 
@@ -221,6 +225,7 @@ def decode_case(
     if contiguous:
         config += " contiguous"
     heads, kv_heads = HEADS[head_dim]
+    stages = choose_decode_stages(head_dim, block_size, dtype)
 
     kernel, make_cascade = paged_attention_mosaic, None
     if contiguous:
@@ -239,7 +244,7 @@ def decode_case(
         args=_attention_args(
             head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
         ),
-        in_flight=ring_bytes(head_dim, block_size, dtype),
+        in_flight=stages * stage_bytes(head_dim, dtype),
         covering=config in COVERING,
         num_kernels=2 if cascade else 1,
     )
@@ -261,7 +266,7 @@ def mixed_case(
         config += " window cap"
     tokens = 64 if dtype == jnp.float16 else 8192
     consumers = choose_consumers(head_dim, block_size, dtype)
-    stages = choose_stages(head_dim, block_size, consumers, dtype)
+    stages = choose_mixed_stages(head_dim, block_size, consumers, dtype)
 
     return Case(
         name="mixed",
