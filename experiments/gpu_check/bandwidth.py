@@ -50,8 +50,10 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
                 )
                 row = dict(batch=batch, length=length, block_size=block_size, name=name)
                 try:
-                    run = repeated(make(problem), turns)
-                    seconds = seconds_of(run, problem.q, repeats=repeats) / turns
+                    attend, arrays = make(problem)
+                    run = repeated(attend, turns)
+                    seconds = seconds_of(run, problem.q, arrays, repeats=repeats)
+                    seconds /= turns
                 except Exception as error:
                     # Others' kernels are private, or refuse a shape; ours must run.
                     if name in OURS:
@@ -62,66 +64,82 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
                 yield row | dict(seconds=seconds, speed=problem.kv_bytes / seconds)
 
 
-def _ours(problem: Problem, contiguous: bool = False) -> Callable:
-    return lambda q: paged_attention_mosaic(
-        q,
-        problem.k_cache,
-        problem.v_cache,
-        0,
-        problem.metadata,
-        scale=problem.scale,
-        contiguous=contiguous,
-        **problem.scales,
-    )
+# What a contender attends with: a function of queries and of arrays, and these arrays.
+Attention = tuple[Callable[[jax.Array, Any], jax.Array], Any]
 
 
-def _xla(problem: Problem) -> Callable:
-    return lambda q: paged_attention(
-        q,
-        problem.k_cache,
-        problem.v_cache,
-        0,
-        problem.metadata,
-        scale=problem.scale,
-        backend="xla",
-    )
+def _ours(problem: Problem, contiguous: bool = False) -> Attention:
+    def attend(q, problem: Problem):
+        return paged_attention_mosaic(
+            q,
+            problem.k_cache,
+            problem.v_cache,
+            0,
+            problem.metadata,
+            scale=problem.scale,
+            contiguous=contiguous,
+            **problem.scales,
+        )
+
+    return attend, problem
 
 
-def _cudnn(problem: Problem) -> Callable:
+def _xla(problem: Problem) -> Attention:
+    def attend(q, problem: Problem):
+        return paged_attention(
+            q,
+            problem.k_cache,
+            problem.v_cache,
+            0,
+            problem.metadata,
+            scale=problem.scale,
+            backend="xla",
+        )
+
+    return attend, problem
+
+
+def _cudnn(problem: Problem) -> Attention:
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     # As cuDNN wants the cache: no layers, and as many blocks as the tables name.
-    metadata = problem.metadata
     keys, values = problem.k_cache[0, 1:], problem.v_cache[0, 1:]
-    tables = (metadata.block_tables - 1)[:, None, :, None]
-    ones = jnp.ones_like(metadata.lengths)
-    return lambda q: cudnn.paged_attention(
-        q[:, None],
-        keys,
-        values,
-        ones,
-        metadata.lengths,
-        tables,
-        tables,
-        scale=problem.scale,
-        mask_type=cudnn.MaskType.PADDING,
-    )[0][:, 0]
+    tables = (problem.metadata.block_tables - 1)[:, None, :, None]
+
+    def attend(q, arrays):
+        keys, values, lengths, tables = arrays
+        out = cudnn.paged_attention(
+            q[:, None],
+            keys,
+            values,
+            jnp.ones_like(lengths),
+            lengths,
+            tables,
+            tables,
+            scale=problem.scale,
+            mask_type=cudnn.MaskType.PADDING,
+        )
+        return out[:, 0]
+
+    return attend, (keys, values, problem.metadata.lengths, tables)
 
 
-def _triton(problem: Problem) -> Callable:
+def _triton(problem: Problem) -> Attention:
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention as other
 
     keys, values = (
         x[0].transpose(2, 0, 1, 3) for x in (problem.k_cache, problem.v_cache)
     )
     metadata = problem.metadata
-    # It leaves the scaling to its caller.
-    return lambda q: other(
-        q * problem.scale, keys, values, metadata.block_tables, metadata.lengths
-    )
+
+    def attend(q, arrays):
+        # It leaves the scaling to its caller.
+        return other(q * problem.scale, *arrays)
+
+    return attend, (keys, values, metadata.block_tables, metadata.lengths)
 
 
-CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
+CONTENDERS: dict[str, Callable[[Problem], Attention]] = {
     "pallas": _ours,
     "contiguous": functools.partial(_ours, contiguous=True),
     "int8": _ours,

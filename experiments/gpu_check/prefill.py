@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from experiments.aot.targets import TARGETS
+from experiments.gpu_check.bandwidth import Attention
 from experiments.gpu_check.problems import Problem, make_problem
 from experiments.gpu_check.timing import repeated, seconds_of
 from pallas_kernels import paged_attention
@@ -34,8 +35,9 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
                 continue
             row = dict(before=before, tokens=tokens, name=name)
             try:
-                run = repeated(make(problem), turns)
-                seconds = seconds_of(run, problem.q, repeats=repeats) / turns
+                attend, arrays = make(problem)
+                run = repeated(attend, turns)
+                seconds = seconds_of(run, problem.q, arrays, repeats=repeats) / turns
             except Exception as error:
                 if name not in NOT_REHEARSED:
                     raise
@@ -48,26 +50,36 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
             )
 
 
-def _mixed(problem: Problem) -> Callable:
-    return lambda q: paged_attention_mixed(
-        q, *problem[1:3], 0, problem.metadata, scale=problem.scale
-    )
+def _mixed(problem: Problem) -> Attention:
+    def attend(q, problem: Problem):
+        return paged_attention_mixed(
+            q, *problem[1:3], 0, problem.metadata, scale=problem.scale
+        )
+
+    return attend, problem
 
 
-def _rows(problem: Problem) -> Callable:
+def _rows(problem: Problem) -> Attention:
     """Each token as a row of its own, as if it were a decode."""
-    return lambda q: paged_attention_mosaic(
-        q, *problem[1:3], 0, problem.metadata, scale=problem.scale
-    )
+
+    def attend(q, problem: Problem):
+        return paged_attention_mosaic(
+            q, *problem[1:3], 0, problem.metadata, scale=problem.scale
+        )
+
+    return attend, problem
 
 
-def _xla(problem: Problem) -> Callable:
-    return lambda q: paged_attention(
-        q, *problem[1:3], 0, problem.metadata, scale=problem.scale, backend="xla"
-    )
+def _xla(problem: Problem) -> Attention:
+    def attend(q, problem: Problem):
+        return paged_attention(
+            q, *problem[1:3], 0, problem.metadata, scale=problem.scale, backend="xla"
+        )
+
+    return attend, problem
 
 
-def _cudnn(problem: Problem) -> Callable:
+def _cudnn(problem: Problem) -> Attention:
     """The attention of cuDNN, over keys and values side by side, with no pages."""
     tokens = problem.q.shape[0]
     if int(problem.metadata.lengths[0]) != 1:
@@ -76,17 +88,20 @@ def _cudnn(problem: Problem) -> Callable:
     keys, values = (
         x[0, blocks].reshape(1, -1, *x.shape[3:])[:, :tokens] for x in problem[1:3]
     )
-    return lambda q: jax.nn.dot_product_attention(
-        q[None],
-        keys,
-        values,
-        scale=problem.scale,
-        is_causal=True,
-        implementation="cudnn",
-    )[0]
+
+    def attend(q, arrays):
+        return jax.nn.dot_product_attention(
+            q[None],
+            *arrays,
+            scale=problem.scale,
+            is_causal=True,
+            implementation="cudnn",
+        )[0]
+
+    return attend, (keys, values)
 
 
-CONTENDERS: dict[str, Callable[[Problem], Callable]] = {
+CONTENDERS: dict[str, Callable[[Problem], Attention]] = {
     "pallas": _mixed,
     "rows": _rows,
     "xla": _xla,

@@ -18,12 +18,12 @@ POINTS = ((64, 4096, 256), (8, 1024, 64), (64, 0, 1024))
 SMALL = (5, 64, 3)
 
 
-def attention(problem: Problem, cascade: bool) -> Callable:
-    """Returns a function of queries, with or without shared prefixes."""
-    block_size, kv_heads = problem.k_cache.shape[2:4]
-    group = problem.q.shape[1] // kv_heads
+def attention(cascade: bool) -> Callable:
+    """Returns a function of queries and a problem, with or without shared prefixes."""
 
-    def attend(q):
+    def attend(q, problem: Problem):
+        block_size, kv_heads = problem.k_cache.shape[2:4]
+        group = q.shape[1] // kv_heads
         found = None
         if cascade:
             found = find_cascade(problem.metadata, block_size=block_size, group=group)
@@ -57,7 +57,7 @@ def error_of(
         poisoned=True,
         shared=shared,
     )
-    out = jax.jit(attention(problem, True))(problem.q.astype(jnp.float32))
+    out = jax.jit(attention(True))(problem.q.astype(jnp.float32), problem)
     return float(np.abs(np.asarray(out) - exact(problem)).max())
 
 
@@ -73,7 +73,7 @@ def compare(small: bool) -> Iterator[dict[str, Any]]:
         problem = make_problem([shared + own] * sequences, 16, shared=shared, **shape)
         seconds = functools.partial(seconds_of, repeats=repeats)
         plain, cascade = (
-            seconds(repeated(attention(problem, with_cascade), turns), problem.q)
+            seconds(repeated(attention(with_cascade), turns), problem.q, problem)
             / turns
             for with_cascade in (False, True)
         )
