@@ -1,5 +1,6 @@
 """How fast a prompt's chunk is attended to, as a share of the tensor cores' speed."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 
 from experiments.aot.targets import TARGETS
 from experiments.gpu_check.bandwidth import Attention
+from experiments.gpu_check.jobs import CUDNN, OURS, ROWS, XLA, Job
 from experiments.gpu_check.problems import Problem, make_problem
 from experiments.gpu_check.timing import repeated, seconds_of
 from pallas_kernels import paged_attention
@@ -20,34 +22,36 @@ BLOCK_SIZE = 16
 PEAK = TARGETS["h100"].flops
 
 
-def compare(small: bool) -> Iterator[dict[str, Any]]:
-    """Yields what each contender does at each point.
+def jobs(small: bool) -> Iterator[Job]:
+    """Yields each contender at each point.
 
     Args:
         small: whether to time one tiny point, for an interpreter.
     """
-    shape: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
-    turns, repeats = (1, 1) if small else (10, 5)
-    for before, tokens in ((3, 9),) if small else POINTS:
-        problem = make_problem([], BLOCK_SIZE, chunks=[(before, tokens)], **shape)
-        for name, make in CONTENDERS.items():
-            if name in NOT_REHEARSED and small:
-                continue
-            row = dict(before=before, tokens=tokens, name=name)
-            try:
-                attend, arrays = make(problem)
-                run = repeated(attend, turns)
-                seconds = seconds_of(run, problem.q, arrays, repeats=repeats) / turns
-            except Exception as error:
-                if name not in NOT_REHEARSED:
-                    raise
-                text = str(error).strip().splitlines() or [type(error).__name__]
-                yield row | dict(seconds=None, why_not=text[0][:120])
-                continue
-            share = problem.flops / seconds / PEAK
-            yield row | dict(
-                seconds=seconds, flops=problem.flops / seconds, share=share
+    for name in CONTENDERS:
+        if name in NOT_REHEARSED and small:
+            continue
+        for before, tokens in ((3, 9),) if small else POINTS:
+            yield Job(
+                "prefill",
+                f"{name}, chunk of {tokens} after {before}",
+                RANKS.get(name, OURS),
+                dict(before=before, tokens=tokens, name=name),
+                functools.partial(_time, name, before, tokens, small),
+                ours=name != "cudnn",
             )
+
+
+def _time(name: str, before: int, tokens: int, small: bool) -> dict[str, Any]:
+    """Returns what a contender does at a point."""
+    shape: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
+    problem = make_problem([], BLOCK_SIZE, chunks=[(before, tokens)], **shape)
+    attend, arrays = CONTENDERS[name](problem)
+    turns, repeats = (1, 1) if small else (2 if name in SLOW else 10, 5)
+    run = repeated(attend, turns)
+    seconds = seconds_of(run, problem.q, arrays, repeats=repeats) / turns
+    flops = problem.flops / seconds
+    return dict(seconds=seconds, flops=flops, share=flops / PEAK)
 
 
 def _mixed(problem: Problem) -> Attention:
@@ -107,5 +111,7 @@ CONTENDERS: dict[str, Callable[[Problem], Attention]] = {
     "xla": _xla,
     "cudnn": _cudnn,
 }
-# Of others, which may refuse; and what is not worth interpreting.
+# What is not worth interpreting; of slow ones, few turns are enough.
 NOT_REHEARSED = ("rows", "cudnn")
+SLOW = ("rows", "xla")
+RANKS = {"cudnn": CUDNN, "rows": ROWS, "xla": XLA}
