@@ -31,6 +31,14 @@ OTHERS = (
 )
 
 
+# Rehearses one part without some packages.
+PROGRAM = (
+    "import sys; sys.modules.update(dict.fromkeys(sys.argv[3:])); "
+    "from experiments.gpu_check.__main__ import main; "
+    "sys.exit(main(['--rehearse', sys.argv[2], '--out', sys.argv[1]]))"
+)
+
+
 def test_without_a_gpu_it_says_so(capsys):
     assert main([]) == 2
     assert capsys.readouterr().err == (
@@ -41,13 +49,8 @@ def test_without_a_gpu_it_says_so(capsys):
 @pytest.mark.skipif(not compat.has_mosaic(), reason="needs jax >= 0.11")
 def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     out = tmp_path / "check.json"
-    program = (
-        "import sys; sys.modules.update(dict.fromkeys(sys.argv[2:])); "
-        "from experiments.gpu_check.__main__ import main; "
-        "sys.exit(main(['--rehearse', '--no-engine', '--out', sys.argv[1]]))"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(out), *OTHERS],
+        [sys.executable, "-c", PROGRAM, str(out), "--no-engine", *OTHERS],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -77,6 +80,27 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     (shared,) = found["cascade"]
     assert shared["sequences"] == 5 and shared["cascade_seconds"] > 0
     assert done.stdout.endswith(table(found) + "\n")
+
+
+# Of those, what the engine does without: flax brings the others.
+FOR_FILES_AND_TEXT = ("gguf", "jinja2", "llvmlite", "safetensors", "tokenizers")
+
+
+@pytest.mark.skipif(not compat.has_mosaic(), reason="needs jax >= 0.11")
+def test_the_engines_part_needs_no_package_for_files_and_text(tmp_path):
+    out = tmp_path / "check.json"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(out), "--no-kernels", *FOR_FILES_AND_TEXT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    engine = json.loads(out.read_text())["engine"]
+    assert engine["weights"] == "random"
+    assert engine["pallas_tokens_per_s"] > 0 and engine["xla_tokens_per_s"] > 0
+    assert engine["same_first_tokens"] == engine["requests"] == 2
 
 
 def some_found(**sections):
