@@ -111,7 +111,7 @@ def write_kv(
         v, v_scales = quantise(v, cache.v.dtype)
     new = KVCache(k, v, k_scales, v_scales)
     if _on_pallas(backend):
-        from pallas_kernels.mosaic_blocks import write_kv_mosaic
+        from pallas_kernels import write_kv_mosaic
 
         arrays = jax.tree.leaves(cache), jax.tree.leaves(new)
         return KVCache(*write_kv_mosaic(*arrays, layer, slots))
@@ -168,7 +168,7 @@ def copy_blocks(
       The cache with the first `count` target blocks equal to their source blocks.
     """
     if _on_pallas(backend):
-        from pallas_kernels.mosaic_blocks import copy_blocks_mosaic
+        from pallas_kernels import copy_blocks_mosaic
 
         arrays = jax.tree.leaves(cache)
         return KVCache(*copy_blocks_mosaic(arrays, source, target, count))

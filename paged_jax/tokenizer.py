@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-import tokenizers
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+# Imported late: who brings a model of their own, without text, needs neither.
+if TYPE_CHECKING:
+    import jinja2
+    import tokenizers
 
 
 class Tokenizer:
@@ -23,7 +23,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: "tokenizers.Tokenizer",
         *,
         eos_token_ids: Sequence[int] = (),
         bos_token_id: int | None = None,
@@ -81,6 +81,8 @@ class Tokenizer:
             raise ValueError(
                 "This model has no chat template; give it plain text instead."
             )
+        import jinja2
+
         try:
             if self._compiled_template is None:
                 self._compiled_template = _compile(self.chat_template)
@@ -100,7 +102,10 @@ class Tokenizer:
         return "" if id_ is None else self.backend.id_to_token(id_) or ""
 
 
-def _compile(template: str) -> jinja2.Template:
+def _compile(template: str) -> "jinja2.Template":
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     # A template is code from a checkpoint: it runs in the sandbox. The block options,
     # filter and functions are those that templates are written against.
     environment = ImmutableSandboxedEnvironment(
@@ -117,4 +122,6 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 def _raise_exception(message: str) -> None:
+    import jinja2
+
     raise jinja2.TemplateError(message)

@@ -17,14 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import compat
-
-# Thread blocks that share the copies of a step, for each layer and piece of a block:
-# more would mostly be launched for nothing, few steps copy more than some blocks.
-LANES = 8
-# Bytes of keys, and as many of values, that a thread block copies at a time: twice what
-# must be in flight to keep the memory busy.
-PIECE_BYTES = 64 * 1024
-
+from pallas_kernels.mosaic_tuning import choose_lanes, choose_piece
 
 # The arrays of a cache: keys and values [L, P, B, K, D] and, where those have 8 bits,
 # their scales f32[L, P, K, B].
@@ -211,10 +204,7 @@ def _mover(
     """
     layers, _, block_size, kv_heads, head_dim = cache[0].shape
     _check_row((kv_heads, head_dim), cache[0].dtype, [kv_heads, head_dim])
-    row = kv_heads * head_dim * cache[0].dtype.itemsize
-    slots = block_size
-    while slots > 1 and slots * row > PIECE_BYTES:
-        slots //= 2
+    slots = choose_piece(block_size, kv_heads * head_dim * cache[0].dtype.itemsize)
     pieces = block_size // slots
     shapes = [
         jax.eval_shape(functools.partial(_in_pieces, pieces=pieces), x) for x in out
@@ -229,7 +219,7 @@ def _mover(
                 'or backend="xla".'
             )
         buffers.append(plgpu.SMEM((size,), x.dtype))
-    lanes = min(LANES, num_pairs)
+    lanes = choose_lanes(num_pairs)
     kernel = _kernel(
         functools.partial(body, lanes=lanes),
         out_type=tuple(shapes),

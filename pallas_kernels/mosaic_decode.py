@@ -19,33 +19,18 @@ from pallas_kernels import compat, mosaic_cascade
 from pallas_kernels.cascade import Cascade
 from pallas_kernels.limits import check_pallas
 from pallas_kernels.metadata import AttentionMetadata
-from pallas_kernels.mosaic_decode_kernel import (
-    MIN_SPLIT_TILES,
-    Buffers,
-    Config,
-    thread_block,
-)
+from pallas_kernels.mosaic_decode_kernel import Buffers, Config, thread_block
 from pallas_kernels.mosaic_ring import (
     KV_TILE,
     MAX_COLUMNS,
-    MIN_TILED_UNIT,
     Tiles,
     as_units,
     make_ring,
     swizzled,
 )
 from pallas_kernels.mosaic_softmax import ROWS, make_operands
-from pallas_kernels.quantised_kv import (
-    bytes_per_vector,
-    is_quantised,
-    multiplied_dtype,
-    quantised_dtype,
-)
-
-MAX_SPLITS = 128
-# What a thread block does once, whatever its share of the context, as tiles: it waits
-# for the first copies, and stores its partial results.
-ONCE_TILES = 3
+from pallas_kernels.mosaic_tuning import choose_decode_stages, choose_splits
+from pallas_kernels.quantised_kv import multiplied_dtype, quantised_dtype
 
 
 def paged_attention_mosaic(
@@ -124,7 +109,7 @@ def paged_attention_mosaic(
     tiles = Tiles(
         unit=unit,
         per_block=per_block,
-        stages=stages or choose_stages(head_dim, block_size, k_cache.dtype),
+        stages=stages or choose_decode_stages(head_dim, block_size, k_cache.dtype),
         scale=scale,
         soft_cap=soft_cap,
         window=window,
@@ -178,46 +163,6 @@ def paged_attention_mosaic(
         partials = mosaic_cascade.join(own(starts, num_tokens), shared, cascade, heads)
     out = _merge(*partials)
     return out[:, :, :heads].reshape(q.shape).astype(q.dtype)
-
-
-def choose_stages(head_dim: int, block_size: int, kv_dtype: Any) -> int:
-    """Returns the stages of the ring that fit in shared memory beside the rest.
-
-    With 8 bits as many as bring the same bytes, but for the tiles that take their room.
-    """
-    if is_quantised(kv_dtype):
-        return 8 if head_dim <= 80 else 6 if head_dim <= 128 else 4
-    if head_dim <= 128:
-        return 4
-    return 2 if block_size < MIN_TILED_UNIT else 3
-
-
-def ring_bytes(head_dim: int, block_size: int, kv_dtype: Any) -> int:
-    """Returns the bytes of keys and values that a thread block asks for ahead."""
-    tokens = choose_stages(head_dim, block_size, kv_dtype) * KV_TILE
-    columns = head_dim, min(head_dim, MAX_COLUMNS)
-    return tokens * sum(bytes_per_vector(count, kv_dtype) for count in columns)
-
-
-def choose_splits(rows: int, context: int, multiprocessors: int) -> int:
-    """Returns into how many splits a context of a step is best cut.
-
-    A multiprocessor runs one thread block at a time. What takes least time is the
-    number of rounds, times what a thread block takes: its tiles and what comes once.
-
-    Args:
-        rows: thread blocks without splits.
-        context: the longest that the step's shapes allow, in tokens.
-        multiprocessors: of the GPU.
-    """
-    tiles = -(-context // KV_TILE)
-    most = min(MAX_SPLITS, max(1, tiles // MIN_SPLIT_TILES))
-
-    def time(splits: int) -> int:
-        rounds = -(-rows * splits // multiprocessors)
-        return rounds * (-(-tiles // splits) + ONCE_TILES)
-
-    return min(range(1, most + 1), key=time)
 
 
 def _partials(

@@ -10,14 +10,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import mosaic_ring
 from pallas_kernels.mosaic_ring import KV_TILE, Ring, Tiles
 from pallas_kernels.mosaic_softmax import Operands, Reach, attend
-
-# The least tiles of a split; below, it costs more than it gains.
-MIN_SPLIT_TILES = 4
-# Of each thread. A multiprocessor has 65,536; two warpgroups come nowhere near that.
-PRODUCER_REGISTERS = 96
-CONSUMER_REGISTERS = 240
-# What goes through registers as 8 bits, and leaves as 16, takes some more.
-QUANTISED_CONSUMER_REGISTERS = 248
+from pallas_kernels.mosaic_tuning import (
+    DECODE_PRODUCER_REGISTERS,
+    MIN_SPLIT_TILES,
+    decode_consumer_registers,
+)
 
 
 class Config(NamedTuple):
@@ -90,7 +87,7 @@ def thread_block(
 
     @pl.when(warpgroup == 1)
     def _():
-        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        plgpu.set_max_registers(DECODE_PRODUCER_REGISTERS, action="decrease")
         unit_id = mosaic_ring.unit_finder(
             tables_ref, rows_ref[token], length, first_ref[0], config.tiles
         )
@@ -100,9 +97,9 @@ def thread_block(
 
     @pl.when(warpgroup == 0)
     def _():
-        registers = CONSUMER_REGISTERS
-        if config.tiles.quantised is not None:
-            registers = QUANTISED_CONSUMER_REGISTERS
+        registers = decode_consumer_registers(
+            config.tiles.quantised or config.tiles.dtype
+        )
         plgpu.set_max_registers(registers, action="increase")
         rows = pl.ds(0, config.group)
 

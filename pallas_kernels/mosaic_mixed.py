@@ -21,23 +21,15 @@ from pallas_kernels.mosaic_plan import ROW_UNIT, Pieces, Plan, Shape, make_plan
 from pallas_kernels.mosaic_ring import (
     KV_TILE,
     MAX_COLUMNS,
-    MIN_TILED_UNIT,
     Tiles,
     as_units,
     make_ring,
     swizzled,
 )
 from pallas_kernels.mosaic_softmax import MASKED, ROWS, make_operands
-from pallas_kernels.quantised_kv import (
-    bytes_per_vector,
-    is_quantised,
-    multiplied_dtype,
-    quantised_dtype,
-)
+from pallas_kernels.mosaic_tuning import choose_consumers, choose_mixed_stages
+from pallas_kernels.quantised_kv import multiplied_dtype, quantised_dtype
 
-# Of a thread block, less what barriers and alignment may take.
-SMEM_BYTES = 232448 - 2048
-MAX_STAGES = 4
 # Thread blocks in the interpreter, which runs them one by one.
 INTERPRETED_WORKERS = 2
 
@@ -118,7 +110,7 @@ def paged_attention_mixed(
         tiles=Tiles(
             unit=unit,
             per_block=per_block,
-            stages=choose_stages(head_dim, block_size, consumers, kv_dtype),
+            stages=choose_mixed_stages(head_dim, block_size, consumers, kv_dtype),
             scale=scale,
             soft_cap=soft_cap,
             window=window,
@@ -149,35 +141,6 @@ def paged_attention_mixed(
     )
     out = _gather(results, plan, shape).reshape(q.shape)
     return jnp.where(metadata.lengths[:, None, None] > 0, out, 0.0).astype(q.dtype)
-
-
-def choose_consumers(head_dim: int, block_size: int, kv_dtype: Any) -> int:
-    """Returns how many consumer warpgroups share the stages.
-
-    One where a second has no room: in shared memory, for a head dim of 256; in
-    registers, for small blocks and 8 bits, which each consumer takes through those.
-    """
-    narrow = block_size < MIN_TILED_UNIT or is_quantised(kv_dtype)
-    return 1 if narrow or head_dim > MAX_COLUMNS else 2
-
-
-def choose_stages(head_dim: int, block_size: int, consumers: int, kv_dtype: Any) -> int:
-    """Returns the stages of the ring that fit in shared memory beside the rest."""
-    columns = min(head_dim, MAX_COLUMNS)
-    each = 2 * ROWS * (head_dim + KV_TILE)  # queries and weights
-    narrow = is_quantised(kv_dtype)
-    if block_size < MIN_TILED_UNIT or narrow:
-        each += 2 * KV_TILE * (head_dim + columns)
-    each += ROWS * (columns + 2) * 4  # results
-    left = SMEM_BYTES - consumers * each
-    # In 8 bits twice as many bring as many bytes.
-    return min(MAX_STAGES * (1 + narrow), left // stage_bytes(head_dim, kv_dtype))
-
-
-def stage_bytes(head_dim: int, kv_dtype: Any) -> int:
-    """Returns the bytes of a stage of the ring."""
-    columns = head_dim, min(head_dim, MAX_COLUMNS)
-    return KV_TILE * sum(bytes_per_vector(count, kv_dtype) for count in columns)
 
 
 def plan_shape(

@@ -13,11 +13,10 @@ from pallas_kernels import mosaic_ring
 from pallas_kernels.mosaic_plan import ROW_UNIT, Pieces
 from pallas_kernels.mosaic_ring import Ring, Tiles
 from pallas_kernels.mosaic_softmax import ROWS, Operands, Reach, attend, pass_by
-
-# Of each thread, by the number of consumers. Three warpgroups start with 168 for each
-# thread, and share those; two have as many as they can use.
-PRODUCER_REGISTERS = {1: 240, 2: 40}
-CONSUMER_REGISTERS = {1: 248, 2: 232}
+from pallas_kernels.mosaic_tuning import (
+    MIXED_CONSUMER_REGISTERS,
+    MIXED_PRODUCER_REGISTERS,
+)
 
 
 class Config(NamedTuple):
@@ -118,7 +117,8 @@ def thread_block(
 
     @pl.when(warpgroup == config.consumers)
     def _():
-        plgpu.set_max_registers(PRODUCER_REGISTERS[config.consumers], action="decrease")
+        registers = MIXED_PRODUCER_REGISTERS[config.consumers]
+        plgpu.set_max_registers(registers, action="decrease")
 
         def read(turn, done):
             piece = piece_of(turn)
@@ -142,7 +142,8 @@ def thread_block(
 
     @pl.when(warpgroup < config.consumers)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS[config.consumers], action="increase")
+        registers = MIXED_CONSUMER_REGISTERS[config.consumers]
+        plgpu.set_max_registers(registers, action="increase")
 
         def compute(turn, done):
             # Read again where it is needed: it would take registers from the products.

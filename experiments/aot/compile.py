@@ -16,7 +16,14 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from experiments.aot.targets import REGISTERS, RESERVED_SMEM, SMEM_PER_CORE, Target
+from experiments.aot.targets import (
+    BLOCKS_PER_CORE,
+    REGISTERS,
+    RESERVED_SMEM,
+    SMEM_PER_CORE,
+    THREADS_PER_CORE,
+    Target,
+)
 from pallas_kernels import compat
 
 
@@ -48,7 +55,8 @@ class Figures(NamedTuple):
         """Thread blocks that fit on a multiprocessor at once."""
         by_registers = REGISTERS // (self.threads * self.registers)
         by_memory = SMEM_PER_CORE // (self.smem_bytes + RESERVED_SMEM)
-        return max(1, min(by_registers, by_memory))
+        by_threads = THREADS_PER_CORE // self.threads
+        return max(1, min(by_registers, by_memory, by_threads, BLOCKS_PER_CORE))
 
 
 class Compiled(NamedTuple):

@@ -11,18 +11,23 @@ import jax.numpy as jnp
 
 from experiments.aot.compile import Compiled, Figures, compile_for, new_kernels
 from experiments.aot.targets import Target
-from pallas_kernels import AttentionMetadata, find_cascade, limits, quantised_kv
-from pallas_kernels.mosaic_blocks import (
+from pallas_kernels import (
+    AttentionMetadata,
     copy_blocks_mosaic,
+    find_cascade,
     gather_blocks_mosaic,
+    limits,
+    quantised_kv,
     scatter_blocks_mosaic,
     write_kv_mosaic,
 )
-from pallas_kernels.mosaic_decode import paged_attention_mosaic, ring_bytes
-from pallas_kernels.mosaic_mixed import (
+from pallas_kernels.mosaic_decode import paged_attention_mosaic
+from pallas_kernels.mosaic_mixed import paged_attention_mixed
+from pallas_kernels.mosaic_tuning import (
     choose_consumers,
-    choose_stages,
-    paged_attention_mixed,
+    choose_decode_stages,
+    choose_mixed_stages,
+    choose_piece,
     stage_bytes,
 )
 
@@ -73,9 +78,9 @@ class Case(NamedTuple):
         config: of the configuration.
         function: what to compile.
         args: shapes of its arguments.
+        in_flight: bytes that a thread block has asked for and not got, at most.
+        attends: whether it must multiply on tensor cores and keep the memory busy.
         donate: which arguments are donated: those it changes in place.
-        in_flight: bytes that a thread block has asked for and not got, at most; None
-            where that does not bound the kernel.
         covering: whether it belongs to the few cases that cover what differs.
         num_kernels: how many kernels it is compiled to, which no other case has.
     """
@@ -84,8 +89,9 @@ class Case(NamedTuple):
     config: str
     function: Callable
     args: tuple[Any, ...]
+    in_flight: int
+    attends: bool
     donate: tuple[int, ...] = ()
-    in_flight: int | None = None
     covering: bool = False
     num_kernels: int = 1
 
@@ -111,10 +117,8 @@ class Result(NamedTuple):
         return most._replace(hgmma=min(kernel.hgmma for kernel in kernels))
 
     @property
-    def loads_in_flight(self) -> int | None:
+    def loads_in_flight(self) -> int:
         """Bytes on their way to a multiprocessor, at most."""
-        if self.case.in_flight is None:
-            return None
         return self.case.in_flight * self.figures.blocks_per_multiprocessor
 
     @property
@@ -138,7 +142,7 @@ class Result(NamedTuple):
             "tma_loads": figures.tma_loads,
             "local_memory": figures.local_memory,
             "loads_in_flight": self.loads_in_flight,
-            "loads_needed": self.target.loads_needed,
+            "loads_needed": self.target.loads_needed if self.case.attends else None,
             "donated_bytes": self.donated_bytes,
             "aliased_bytes": self.compiled.aliased_bytes,
             "temporary_bytes": self.compiled.temporary_bytes,
@@ -221,6 +225,7 @@ def decode_case(
     if contiguous:
         config += " contiguous"
     heads, kv_heads = HEADS[head_dim]
+    stages = choose_decode_stages(head_dim, block_size, dtype)
 
     kernel, make_cascade = paged_attention_mosaic, None
     if contiguous:
@@ -239,7 +244,8 @@ def decode_case(
         args=_attention_args(
             head_dim, block_size, dtype, tokens=12 if cascade else 8, tiles=0
         ),
-        in_flight=ring_bytes(head_dim, block_size, dtype),
+        in_flight=stages * stage_bytes(head_dim, dtype),
+        attends=True,
         covering=config in COVERING,
         num_kernels=2 if cascade else 1,
     )
@@ -261,7 +267,7 @@ def mixed_case(
         config += " window cap"
     tokens = 64 if dtype == jnp.float16 else 8192
     consumers = choose_consumers(head_dim, block_size, dtype)
-    stages = choose_stages(head_dim, block_size, consumers, dtype)
+    stages = choose_mixed_stages(head_dim, block_size, consumers, dtype)
 
     return Case(
         name="mixed",
@@ -269,6 +275,7 @@ def mixed_case(
         function=_attention(paged_attention_mixed, head_dim, window, soft_cap),
         args=_attention_args(head_dim, block_size, dtype, tokens, tiles=tokens // 16),
         in_flight=stages * stage_bytes(head_dim, dtype),
+        attends=True,
         covering=config in MIXED_COVERING,
     )
 
@@ -369,12 +376,25 @@ def _block_cases(
         jax.ShapeDtypeStruct((tokens, *shape), x.dtype)
         for x, shape in zip(cache, [(kv_heads, head_dim)] * 2 + [(kv_heads,)] * 2)
     ]
-    some_ids, one = i32((pairs,)), i32(())
+    ids, one = i32((pairs,)), i32(())
+    slot_bytes = kv_heads * head_dim * cache[0].dtype.itemsize
+    block = sum(x.size * x.dtype.itemsize for x in cache) // (layers * num_blocks)
+    piece = block * choose_piece(block_size, slot_bytes) // block_size
     config = f"B={block_size} K={kv_heads} D={head_dim} {jnp.dtype(dtype).name}"
-    for name, function, args, donate in (
-        ("write", write_kv_mosaic, (cache, new, one, i32((tokens,))), (0,)),
-        ("copy", copy_blocks_mosaic, (cache, some_ids, some_ids, one), (0,)),
-        ("gather", gather_blocks_mosaic, (cache, some_ids, one), ()),
-        ("scatter", scatter_blocks_mosaic, (cache, some, some_ids, one), (0,)),
+    for name, function, args, in_flight in (
+        # Of a token no scales go through shared memory.
+        ("write", write_kv_mosaic, (cache, new, one, i32((tokens,))), 2 * slot_bytes),
+        ("copy", copy_blocks_mosaic, (cache, ids, ids, one), piece),
+        ("gather", gather_blocks_mosaic, (cache, ids, one), piece),
+        ("scatter", scatter_blocks_mosaic, (cache, some, ids, one), piece),
     ):
-        yield Case(name, config, function, args, donate, covering=config in COVERING)
+        yield Case(
+            name,
+            config,
+            function,
+            args,
+            in_flight,
+            attends=False,
+            donate=() if name == "gather" else (0,),
+            covering=config in COVERING,
+        )

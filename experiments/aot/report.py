@@ -31,7 +31,7 @@ def faults(row: dict[str, Any]) -> list[str]:
     for name, allowed in (("spill_bytes", 0), ("stack_bytes", 0), ("local_memory", 0)):
         if row[name] > allowed:
             found.append(f"{name} is {row[name]}, must be {allowed}")
-    if row["loads_in_flight"] is not None:
+    if row["loads_needed"] is not None:
         if not row["hgmma"]:
             found.append("no tensor-core instruction")
         needed = max(LEAST_LOADS, row["loads_needed"])
@@ -53,7 +53,6 @@ def header() -> str:
 
 def line(row: dict[str, Any]) -> str:
     """Returns a kernel's line of the table."""
-    in_flight = row["loads_in_flight"]
     values = (
         row["name"],
         row["config"],
@@ -64,7 +63,7 @@ def line(row: dict[str, Any]) -> str:
         row["smem_bytes"],
         row["hgmma"],
         row["tma_loads"],
-        "-" if in_flight is None else f"{in_flight / 1024:.0f} KiB",
+        f"{row['loads_in_flight'] / 1024:.0f} KiB",
         "all" if row["aliased_bytes"] else "-",
         "; ".join(faults(row)),
     )
@@ -74,11 +73,16 @@ def line(row: dict[str, Any]) -> str:
 
 def loads_note(rows: Sequence[dict[str, Any]]) -> str:
     """Returns what the loads in flight must come to, for the targets of some rows."""
-    needs = sorted({(row["target"], row["loads_needed"]) for row in rows})
+    needs = sorted(
+        {(row["target"], row["loads_needed"]) for row in rows if row["loads_needed"]}
+    )
+    if not needs:
+        return "Loads in flight: nothing here reads a context."
     parts = ", ".join(f"{need / 1024:.0f} KiB on {target}" for target, need in needs)
     return (
         "Loads in flight for each multiprocessor: at least bandwidth x latency / "
-        f"multiprocessors, {parts}; and {LEAST_LOADS // 1024} KiB in any case."
+        f"multiprocessors, {parts}; and {LEAST_LOADS // 1024} KiB in any case. Of "
+        "kernels that attend; the others move few bytes, and need none."
     )
 
 

@@ -46,7 +46,7 @@ class Target:
   l2_cache_size: {self.l2_bytes}
   threads_per_warp: 32
   threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {THREADS_PER_CORE}
   registers_per_core_limit: {REGISTERS}
   registers_per_block_limit: {REGISTERS}
   shared_memory_per_core: {SMEM_PER_CORE}
@@ -62,9 +62,11 @@ device_description_str: "{self.description}"
 """
 
 
-# Of a Hopper multiprocessor: 32-bit registers, and bytes of shared memory, of which one
-# thread block can have all but 1 KiB.
+# Of a Hopper multiprocessor: 32-bit registers, the most threads and thread blocks at
+# once, and bytes of shared memory, of which one thread block can have all but 1 KiB.
 REGISTERS = 65536
+THREADS_PER_CORE = 2048
+BLOCKS_PER_CORE = 32
 SMEM_PER_CORE = 233472
 SMEM_PER_BLOCK = 232448
 RESERVED_SMEM = 1024

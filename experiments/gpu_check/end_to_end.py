@@ -4,12 +4,15 @@ import dataclasses
 import time
 from typing import Any
 
+from experiments.gpu_check.jobs import NO_TIME, Deadline
 
-def serve(small: bool) -> dict[str, Any]:
+
+def serve(small: bool, deadline: Deadline) -> dict[str, Any]:
     """Serves the same requests with the pallas and the xla backend, and compares.
 
     Args:
         small: whether to serve a tiny model, for an interpreter.
+        deadline: after it the second backend does not begin.
 
     Raises:
         ImportError: a package of the engine is not installed.
@@ -50,6 +53,8 @@ def serve(small: bool) -> dict[str, Any]:
     tokens: dict[str, list] = {}
     row: dict[str, Any] = dict(weights=weights, requests=requests)
     for backend in ("pallas", "xla"):
+        if deadline.passed:
+            return row | dict(skipped=True, why_not=f"{NO_TIME} for {backend}")
         engine = Engine(
             model,
             EngineConfig(

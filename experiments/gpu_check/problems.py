@@ -150,8 +150,16 @@ def make_problem(
     return Problem(q, k_cache, v_cache, metadata, k_scales, v_scales)
 
 
-def exact(problem: Problem) -> np.ndarray:
-    """Returns the step's attention, computed in numpy's float64, f64[N, H, D]."""
+def exact(
+    problem: Problem, window: int | None = None, soft_cap: float | None = None
+) -> np.ndarray:
+    """Returns the step's attention, computed in numpy's float64, f64[N, H, D].
+
+    Args:
+        problem: the step.
+        window: see `pallas_kernels.paged_attention`.
+        soft_cap: see `pallas_kernels.paged_attention`.
+    """
     q, k_cache, v_cache = (np.asarray(widen(x)).astype(np.float64) for x in problem[:3])
     for cache, scales in ((k_cache, problem.k_scales), (v_cache, problem.v_scales)):
         if scales is not None:
@@ -164,10 +172,13 @@ def exact(problem: Problem) -> np.ndarray:
         if not length:
             continue
         blocks = tables[rows[token], : -(-length // block_size)]
-        keys = k_cache[0, blocks].reshape(-1, kv_heads, head_dim)[:length]
-        values = v_cache[0, blocks].reshape(-1, kv_heads, head_dim)[:length]
+        seen = slice(max(0, length - (window or length)), length)
+        keys = k_cache[0, blocks].reshape(-1, kv_heads, head_dim)[seen]
+        values = v_cache[0, blocks].reshape(-1, kv_heads, head_dim)[seen]
         queries = q[token].reshape(kv_heads, -1, head_dim)
         scores = problem.scale * np.einsum("kgd,tkd->kgt", queries, keys)
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         out[token] = np.einsum("kgt,tkd->kgd", weights, values).reshape(q.shape[1:])

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.gpu_check.jobs import OURS, Job
 from experiments.gpu_check.problems import Problem, exact, make_problem
 from experiments.gpu_check.timing import repeated, seconds_of
 from pallas_kernels import find_cascade
@@ -18,12 +19,12 @@ POINTS = ((64, 4096, 256), (8, 1024, 64), (64, 0, 1024))
 SMALL = (5, 64, 3)
 
 
-def attention(problem: Problem, cascade: bool) -> Callable:
-    """Returns a function of queries, with or without shared prefixes."""
-    block_size, kv_heads = problem.k_cache.shape[2:4]
-    group = problem.q.shape[1] // kv_heads
+def attention(cascade: bool) -> Callable:
+    """Returns a function of queries and a problem, with or without shared prefixes."""
 
-    def attend(q):
+    def attend(q, problem: Problem):
+        block_size, kv_heads = problem.k_cache.shape[2:4]
+        group = q.shape[1] // kv_heads
         found = None
         if cascade:
             found = find_cascade(problem.metadata, block_size=block_size, group=group)
@@ -57,30 +58,35 @@ def error_of(
         poisoned=True,
         shared=shared,
     )
-    out = jax.jit(attention(problem, True))(problem.q.astype(jnp.float32))
+    out = jax.jit(attention(True))(problem.q.astype(jnp.float32), problem)
     return float(np.abs(np.asarray(out) - exact(problem)).max())
 
 
-def compare(small: bool) -> Iterator[dict[str, Any]]:
-    """Yields the times of plain decode and of a cascade at each point.
+def jobs(small: bool) -> Iterator[Job]:
+    """Yields plain decode beside a cascade, at each point.
 
     Args:
         small: whether to time one tiny point, for an interpreter.
     """
+    for sequences, shared, own in (SMALL,) if small else POINTS:
+        yield Job(
+            "cascade",
+            f"cascade, {sequences} sequences that share {shared} tokens and have "
+            f"{own} of their own",
+            OURS,
+            dict(sequences=sequences, shared=shared, own=own),
+            functools.partial(_time, sequences, shared, own, small),
+        )
+
+
+def _time(sequences: int, shared: int, own: int, small: bool) -> dict[str, Any]:
+    """Returns the times of plain decode and of a cascade."""
     turns, repeats = (1, 1) if small else (20, 5)
     shape: dict[str, Any] = dict(heads=2, kv_heads=1, head_dim=64) if small else {}
-    for sequences, shared, own in (SMALL,) if small else POINTS:
-        problem = make_problem([shared + own] * sequences, 16, shared=shared, **shape)
-        seconds = functools.partial(seconds_of, repeats=repeats)
-        plain, cascade = (
-            seconds(repeated(attention(problem, with_cascade), turns), problem.q)
-            / turns
-            for with_cascade in (False, True)
-        )
-        yield dict(
-            sequences=sequences,
-            shared=shared,
-            own=own,
-            plain_seconds=plain,
-            cascade_seconds=cascade,
-        )
+    problem = make_problem([shared + own] * sequences, 16, shared=shared, **shape)
+    seconds = {}
+    for name, with_cascade in (("plain", False), ("cascade", True)):
+        run = repeated(attention(with_cascade), turns)
+        found = seconds_of(run, problem.q, problem, repeats=repeats)
+        seconds[f"{name}_seconds"] = found / turns
+    return seconds

@@ -11,11 +11,23 @@ REPEATS = 5
 
 
 def repeated(attend: Callable, turns: int) -> Callable:
-    """Returns a program that attends `turns` times, each time to the result before."""
+    """Returns a program that attends `turns` times, each time to the result before.
+
+    Args:
+        attend: a function of queries and of arrays, which must come as arguments: what
+            a function closes over becomes a constant of its program, caches included.
+        turns: how often.
+
+    Returns:
+        A compiled function of the first queries and of the arrays.
+    """
 
     @jax.jit
-    def run(q):
-        return jax.lax.fori_loop(0, turns, lambda _, x: attend(x).astype(x.dtype), q)
+    def run(q, arrays):
+        def turn(_, x):
+            return attend(x, arrays).astype(x.dtype)
+
+        return jax.lax.fori_loop(0, turns, turn, q)
 
     return run
 

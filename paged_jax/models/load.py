@@ -5,8 +5,6 @@ from pathlib import Path
 from paged_jax.models import smollm2
 from paged_jax.models.checkpoint import CheckpointError, LoadedModel
 from paged_jax.models.config import DTYPES
-from paged_jax.models.gguf import load_gguf
-from paged_jax.models.huggingface import load_directory
 
 DEFAULT_MODEL = smollm2.NAME
 
@@ -26,6 +24,10 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise ValueError(f"Unknown model dtype {dtype!r}; use one of {DTYPES}.")
+    # Imported late: who brings a model of their own needs no packages for files.
+    from paged_jax.models.gguf import load_gguf
+    from paged_jax.models.huggingface import load_directory
+
     if str(name_or_path).lower() == smollm2.NAME:
         return load_gguf(smollm2.find_gguf(), dtype)
     path = Path(name_or_path)

@@ -49,10 +49,17 @@ def test_writes_to_the_cache_are_in_place(tmp_path):
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         assert (one["target"], other["target"]) == ("h100", "h200")
         differ = {key for key in one if one[key] != other[key]}
-        assert differ == {"target", "loads_needed"}
+        assert differ == {"target"}
     for row in rows:
         in_place = row["name"] != "gather"
         assert (row["aliased_bytes"] == row["donated_bytes"] > 0) == in_place, row
+        # A token's keys and values, or a block's, for each thread block that has room.
+        each = 2 * 3 * 64 if row["config"].endswith("int8") else 2 * 3 * 64 * 2
+        if row["name"] != "write":
+            each *= 16
+            each += 2 * 3 * 16 * 4 if row["config"].endswith("int8") else 0
+        resident, left = divmod(row["loads_in_flight"], each)
+        assert left == 0 and 1 <= resident <= 16, row
         # No room for a copy of the cache, nor of what is moved.
         assert row["temporary_bytes"] < 1024, row
         assert row["spill_bytes"] == row["stack_bytes"] == row["local_memory"] == 0, row
@@ -80,6 +87,28 @@ def test_the_step_is_changed_in_place_and_fits():
     assert step["host_bytes"] / step["kv_bytes"] == pytest.approx(0.5, abs=1e-3)
     assert step["host_aliased_bytes"] == step["host_bytes"]
     assert step["host_temporary_bytes"] == step["host_cache_copies"] == 0
+
+
+def test_loads_in_flight_are_asked_of_attention_only():
+    row = {name: 0 for name in ("spill_bytes", "stack_bytes", "local_memory")}
+    row |= {"aliased_bytes": 0, "donated_bytes": 0, "hgmma": 8}
+    assert faults(row | {"loads_in_flight": 12288, "loads_needed": None}) == []
+    assert faults(row | {"loads_in_flight": 12288, "loads_needed": 20000}) == [
+        "12288 bytes of loads in flight, needs 32768"
+    ]
+    assert faults(
+        row | {"loads_in_flight": 32768, "loads_needed": 20000, "hgmma": 0}
+    ) == ["no tensor-core instruction"]
+
+
+def test_thread_blocks_that_a_multiprocessor_has_room_for():
+    from experiments.aot.compile import Figures
+
+    some = Figures(128, 16, 0, 0, 1024, 0, 1, 0)
+    assert some.blocks_per_multiprocessor == 16  # by threads
+    assert some._replace(threads=32).blocks_per_multiprocessor == 32
+    assert some._replace(registers=64).blocks_per_multiprocessor == 8
+    assert some._replace(smem_bytes=101 * 1024).blocks_per_multiprocessor == 2
 
 
 def test_a_step_that_copies_a_cache_or_moves_it_to_the_device_is_reported():

@@ -10,7 +10,7 @@ from pallas_kernels import compat
 if not compat.has_mosaic():
     pytest.skip("the pallas backend needs jax >= 0.11", allow_module_level=True)
 
-from pallas_kernels import mosaic_blocks
+from pallas_kernels import mosaic_blocks, mosaic_tuning
 from pallas_kernels.mosaic_blocks import (
     copy_blocks_mosaic,
     gather_blocks_mosaic,
@@ -75,7 +75,7 @@ def test_write_goes_to_the_slots_of_one_layer(dtype):
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
 def test_copy_makes_the_first_count_copies_in_every_layer(count, dtype, monkeypatch):
-    monkeypatch.setattr(mosaic_blocks, "LANES", 2)  # one lane has two copies to make
+    monkeypatch.setattr(mosaic_tuning, "LANES", 2)  # one lane has two copies to make
     expected, cache = caches(dtype)
     source, target = np.array([1, 1, 5]), np.array([4, 2, 3])
     out = jax.jit(copy_blocks_mosaic)(
@@ -88,7 +88,7 @@ def test_copy_makes_the_first_count_copies_in_every_layer(count, dtype, monkeypa
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
 def test_a_large_block_goes_in_pieces(dtype, monkeypatch):
-    monkeypatch.setattr(mosaic_blocks, "PIECE_BYTES", 128)
+    monkeypatch.setattr(mosaic_tuning, "PIECE_BYTES", 128)
     expected, cache = caches(dtype, blocks=3, block_size=8)
     one = jnp.ones(1, jnp.int32)
     out = jax.jit(copy_blocks_mosaic)(cache, one, 2 * one, jnp.int32(1))
@@ -172,7 +172,7 @@ def check_races(kernel, dtype=jnp.bfloat16):
 
 @pytest.fixture
 def one_lane(monkeypatch):
-    monkeypatch.setattr(mosaic_blocks, "LANES", 1)
+    monkeypatch.setattr(mosaic_tuning, "LANES", 1)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])

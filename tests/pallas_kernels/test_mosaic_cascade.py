@@ -16,7 +16,7 @@ if not compat.has_mosaic():
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cascade as plan
-from pallas_kernels import mosaic_decode, mosaic_ring, mosaic_softmax
+from pallas_kernels import mosaic_ring, mosaic_softmax, mosaic_tuning
 from pallas_kernels.mosaic_decode import paged_attention_mosaic
 from pallas_kernels.mosaic_decode_kernel import tiles_of_split
 
@@ -62,7 +62,7 @@ def check(case: Case, passes: int, **options) -> None:
 def test_constants_are_those_of_the_kernel():
     assert plan.PREFIX_TILE == mosaic_ring.KV_TILE
     assert plan.QUERY_ROWS == mosaic_softmax.ROWS
-    assert plan.PASS_TILES == mosaic_decode.ONCE_TILES
+    assert plan.PASS_TILES == mosaic_tuning.ONCE_TILES
 
 
 def test_two_prefixes_whose_tokens_do_not_lie_side_by_side():

@@ -14,7 +14,7 @@ needs_mosaic = pytest.mark.skipif(
     not compat.has_mosaic(), reason="the pallas backend needs jax >= 0.11"
 )
 if compat.has_mosaic():
-    from pallas_kernels.mosaic_decode import choose_splits, paged_attention_mosaic
+    from pallas_kernels.mosaic_decode import paged_attention_mosaic
 
 
 @pytest.fixture(autouse=True)
@@ -152,27 +152,6 @@ def test_soft_cap():
     case = case._replace(q=case.q * 4)  # scores of twice the cap and more
     check(case, splits=1)
     assert np.abs(oracle(case) - oracle(case._replace(soft_cap=None))).max() > 0.1
-
-
-@needs_mosaic
-@pytest.mark.parametrize(
-    "rows,context,expected",
-    [
-        (1, 64, 1),  # nothing to split
-        (1, 65536, 128),
-        (8, 65536, 16),  # 8 * 16 thread blocks fill 132 multiprocessors once
-        (48, 4096, 5),  # 2 rounds of 13 tiles; 2 splits would be 1 round of 32
-        (132, 4096, 1),
-        (768, 1024, 1),
-    ],
-)
-def test_splits_fill_the_multiprocessors(rows, context, expected):
-    assert choose_splits(rows, context, 132) == expected
-
-
-@needs_mosaic
-def test_fewer_multiprocessors_want_fewer_splits():
-    assert choose_splits(8, 65536, 66) == 8
 
 
 @needs_mosaic

@@ -14,7 +14,7 @@ if not compat.has_mosaic():
     pytest.skip("the pallas backend needs jax >= 0.11", allow_module_level=True)
 
 from pallas_kernels import mosaic_mixed, mosaic_step
-from pallas_kernels.mosaic_mixed import choose_consumers, paged_attention_mixed
+from pallas_kernels.mosaic_mixed import paged_attention_mixed
 from pallas_kernels.mosaic_softmax import ROWS
 
 
@@ -163,16 +163,6 @@ def count_launches(jaxpr) -> int:
             if hasattr(inner, "eqns"):
                 count += count_launches(inner)
     return count
-
-
-def test_keys_and_values_are_asked_for_ahead():
-    kinds = (1, jnp.bfloat16), (4, jnp.float16), (16, jnp.bfloat16), (16, jnp.int8)
-    for head_dim in limits.HEAD_DIMS:
-        for block_size, dtype in kinds:
-            shape = head_dim, block_size
-            consumers = choose_consumers(*shape, dtype)
-            stages = mosaic_mixed.choose_stages(*shape, consumers, dtype)
-            assert stages >= 2, (shape, dtype)
 
 
 def test_a_group_fills_the_rows_of_a_product():
