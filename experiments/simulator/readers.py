@@ -226,11 +226,11 @@ def _fail(reason: str) -> Row:
     raise ValueError(reason)
 
 
-def _count(number: str | float) -> int:
+def _count(number: str | float, what: str = "number of tokens") -> int:
     """Returns a number of tokens, or of a name: whole, as far as 32 bits go."""
     value = float(number)
     if not 0 <= value < 2**31 or value != int(value):
-        raise ValueError(f"{number} is not a whole number from 0 to 2**31 - 1")
+        raise ValueError(f"{what} {number} is not a whole one from 0 to 2**31 - 1")
     return int(value)
 
 
@@ -261,7 +261,7 @@ def _mooncake(file: TextIO, path: Path, _: CountTokens | None) -> Iterator[_Reco
             found["timestamp"] / 1000.0,
             _count(found["input_length"]),
             _count(found["output_length"]),
-            tuple(_count(name) for name in found["hash_ids"]),
+            tuple(_count(name, "hash id") for name in found["hash_ids"]),
         )
 
     for number, line in enumerate(file, 1):
