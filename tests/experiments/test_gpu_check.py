@@ -69,7 +69,7 @@ def test_the_kernels_part_needs_jax_and_numpy_only(tmp_path):
     }
     assert all(row["holds"] for row in found["numbers"])
     ran = [row["name"] for row in found["bandwidth"]]
-    assert ran == ["pallas", "contiguous", "int8", "xla"]
+    assert ran == ["pallas", "int8", "contiguous", "xla"]
     narrow = [row["name"] for row in found["numbers"] if row["name"].endswith(" int8")]
     assert len(narrow) == 6
     also = {row["name"].partition(" bfloat16 ")[2] for row in found["numbers"]}
