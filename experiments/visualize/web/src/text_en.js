@@ -150,7 +150,7 @@ export default {
     table: "The systems and what they reach",
     columns: ["system", "granted memory in use", "sequences in a batch", "iterations", "tokens per second", "times the first line", "tokens by now"],
     saving: "Copy-on-write saves, in the mean over the iterations, {parallel} of the blocks of four samples and {beam} of those of a beam search.",
-    timed: "On the machine that made this page; small models and few requests make small differences. Larger runs, with their dates and machines, are in the project's documentation.",
+    timed: "On the machine that made this page. All systems were timed in two rounds, in turns, and each one's faster run counts. Small models and few requests make small differences. Larger runs, with their dates and machines, are in the project's documentation.",
     race: "The race",
     raceLead: "How many tokens of all the answers have been written, iteration by iteration.",
     state: "After {iteration} iterations: {list} tokens.",
