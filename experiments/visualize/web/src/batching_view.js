@@ -6,7 +6,7 @@ import { select } from "d3-selection";
 import { LineChart } from "./charts.js";
 import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { ACTIVITY } from "./recording.js";
-import { systemColour } from "./systems.js";
+import { systemStyle } from "./systems.js";
 import { events, frameIn, joined } from "./words.js";
 
 const SHOWN = ["waiting", "prefill", "decode", "preempted", "swapped", "held"];
@@ -21,10 +21,10 @@ export function batchingView(app) {
   const gantts = [ganttOf(runs[0], "continuous"), ganttOf(runs[1], "static")];
   const series = (values) => runs.map((run, i) => ({
     label: t(`batching.${i ? "static" : "continuous"}`), values: values(run), strong: !i,
-    colour: systemColour(names[i]), filled: true,
+    ...systemStyle(names[i]), filled: true,
   }));
   const options = (label, more) => ({
-    label, x: t("iteration"), right: frames - 1, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
+    label, x: t("iteration"), right: frames, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
   });
   const charts = [
     new LineChart(series((run) => run.log.running), options(t("batching.size"), { top: runs[0].maxSeqs })),

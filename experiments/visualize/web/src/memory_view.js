@@ -6,8 +6,8 @@ import { LineChart } from "./charts.js";
 import { el, questions } from "./dom.js";
 import { cssPaint, paintOf } from "./palette.js";
 import { Pool } from "./pool.js";
-import { systemColour } from "./systems.js";
-import { activeSequences, frameIn, percent, summary } from "./words.js";
+import { systemStyle } from "./systems.js";
+import { activeSequences, frameIn, percents, summary } from "./words.js";
 
 const OTHERS = ["max", "pow2", "oracle"];
 
@@ -55,11 +55,11 @@ export function memoryView(app) {
   };
   const chart = new LineChart(
     ["paged", ...OTHERS].map((name) => ({
-      label: t(`systems.${name}`), values: used(name), colour: systemColour(name),
+      label: t(`systems.${name}`), values: used(name), ...systemStyle(name),
       strong: name === "paged",
     })),
     {
-      label: t("memory.chart"), x: t("iteration"), top: 1, format: ".0%", right: frames - 1,
+      label: t("memory.chart"), x: t("iteration"), top: 1, format: ".0%", right: frames,
       onSeek: (k) => app.seek(k),
     },
   );
@@ -227,10 +227,13 @@ export function memoryView(app) {
 /** What a system has granted and not used, in words. */
 function wasted(app, recording, k) {
   const slots = recording.slotsAt(k);
-  const share = (part) => percent(slots[part] / (recording.numBlocks * recording.blockSize));
+  const all = recording.numBlocks * recording.blockSize;
+  const [live, ahead, never, free] = percents(
+    [slots.live, slots.ahead, slots.never, slots.free].map((part) => part / all),
+  );
   const done = recording.sequences.filter((_, s) => recording.activityAt(s, k) >= 6).length;
   return app.t("memory.numbers", {
-    live: share("live"), ahead: share("ahead"), never: share("never"), free: share("free"),
+    live, ahead, never, free,
     running: recording.log.running[k], done, all: recording.sequences.length,
   });
 }

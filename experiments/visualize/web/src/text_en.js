@@ -174,10 +174,11 @@ export default {
     rateAxis: "requests per second",
     chart: "Seconds per token, as users see them: waiting and writing, over the length of the answer",
     policies: { vllm: "paged", orca_oracle: "oracle", orca_pow2: "pow2", orca_max: "max", ft: "static batches" },
-    result: "{latency} s per token. {running} sequences in a batch, {live} of the memory holds tokens, {served} requests done per second, {preemptions} preemptions.",
+    result: "{latency} s per token. {running} sequences in a batch. Of the memory, {live} holds tokens, in the mean {when}. {served} requests done per second, until the last answer ended. {preemptions} preemptions.",
+    when: { waits: "while others wait", all: "over the whole run" },
     rest: "free, or lost to gaps and rounding",
     hopeless: "More requests come than this system can serve: the queue only grows.",
-    made: "Five minutes of arrivals for each point. The lines end where the queue only grows. Shares of the memory are means over the iterations in which others wait, if there are any. Block size matters for paged memory only; the others reserve in pieces of 16. “static batches” is FasterTransformer as in the paper, the three that reserve are Orca.",
+    made: "Five minutes of arrivals for each point. The requests done per second are those of the whole run: the last answers end after the five minutes, so there are fewer than arrive even where nobody waits. Shares of the memory are means over the iterations in which others wait; where nobody ever waits, over the whole run. So they jump where the waiting begins. A line that ends in an arrowhead leaves the chart: there the queue only grows. Block size matters for paged memory only; the others reserve in pieces of 16. “static batches” is FasterTransformer as in the paper, the three that reserve are Orca.",
   },
   used: {
     title: "Where this is used",

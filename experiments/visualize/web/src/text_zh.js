@@ -174,10 +174,11 @@ export default {
     rateAxis: "每秒请求数",
     chart: "用户感到的每词元秒数：等待加书写，除以回答的长度",
     policies: { vllm: "分页", orca_oracle: "oracle", orca_pow2: "pow2", orca_max: "max", ft: "静态批" },
-    result: "每词元 {latency} 秒。批中 {running} 个序列，内存的 {live} 装着词元，每秒完成 {served} 个请求，抢占 {preemptions} 次。",
+    result: "每词元 {latency} 秒。批中 {running} 个序列。内存的 {live} 装着词元（{when}的平均）。每秒完成 {served} 个请求，算到最后一个回答写完为止。抢占 {preemptions} 次。",
+    when: { waits: "有请求在等时", all: "全程" },
     rest: "空闲，或损失在缝隙和取整里",
     hopeless: "来的请求比这个系统能服务的多：队伍只会越来越长。",
-    made: "每个点是五分钟的到达。线断的地方，队伍只会越来越长。内存比例是有请求在等时（如果有）各次迭代的平均。块大小只影响分页；其他系统按 16 预留。“静态批”是论文里的 FasterTransformer，三种预留的是 Orca。",
+    made: "每个点是五分钟的到达。每秒完成的请求按整个过程算：最后几个回答在五分钟之后才写完，所以即使没有谁在等，也比到来的少。内存比例是有请求在等的各次迭代的平均；如果一直没有谁在等，就是全程的平均，所以一开始有等待，它就会跳高。线的末端有箭头，表示它出了图：那里队伍只会越来越长。块大小只影响分页；其他系统按 16 预留。“静态批”是论文里的 FasterTransformer，三种预留的是 Orca。",
   },
   used: {
     title: "用在哪里",
