@@ -117,11 +117,13 @@ def test_view_1_ends(page, tiny_page):
     page.evaluate("k => pagedJax.show(k)", run.iterations - 1)
     caption, numbers = page.locator(".caption").first, page.locator(".numbers").first
     assert "All done" not in caption.inner_text()
+    assert "Ended: " in caption.inner_text()
     over = f"All done after {run.iterations} iterations."
     for k in (run.iterations, 9999):
         page.evaluate("k => pagedJax.show(k)", k)
         assert caption.inner_text().startswith(over)
-        assert ("Ended: " in caption.inner_text()) == (k == run.iterations)
+        assert ("Gone, " in caption.inner_text()) == (k == run.iterations)
+        assert "Ended: " not in caption.inner_text()
         assert "0 running, 8 of 8 done" in numbers.inner_text()
         assert page.locator(".block-table span").count() == 0
 

@@ -124,7 +124,8 @@ def test_events_are_told_once(tiny_page):
     preempted = [s for f in frames for s in f["events"]["preempted"]]
     back = [s for f in frames for s in f["events"]["back"]]
     assert sorted(preempted) == sorted(back) != []
-    assert sorted(s for f in frames for s in f["events"]["ended"]) == [*sequences]
+    for kind in ("ended", "left"):
+        assert sorted(s for f in frames for s in f["events"][kind]) == [*sequences]
 
 
 def test_long_recordings_are_small(tiny_page):

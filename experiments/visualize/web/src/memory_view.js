@@ -6,6 +6,7 @@ import { LineChart } from "./charts.js";
 import { el, questions } from "./dom.js";
 import { cssPaint, paintOf } from "./palette.js";
 import { Pool } from "./pool.js";
+import { ACTIVITY } from "./recording.js";
 import { systemStyle } from "./systems.js";
 import { activeSequences, frameIn, percents, summary } from "./words.js";
 
@@ -98,8 +99,13 @@ export function memoryView(app) {
     return sequence >= 0 && run.at(shown).owner.includes(sequence);
   }
 
+  /** Whether a sequence is in the queue, and has no blocks. */
+  function waits(sequence) {
+    return sequence >= 0 && ["waiting", "preempted"].includes(ACTIVITY[run.activityAt(sequence, shown)]);
+  }
+
   function selected() {
-    return [pointed, pinned].find(hasBlocks) ?? -1;
+    return [pointed, pinned].find((s) => hasBlocks(s) || waits(s)) ?? -1;
   }
 
   /** The sequence whose table is shown: the selected one, or the longest. */
@@ -118,7 +124,8 @@ export function memoryView(app) {
   function show(k) {
     shown = frameIn(run, k);
     caption.textContent = summary(app, run, k);
-    pool.draw(shown, selected());
+    const chosen = selected();
+    pool.draw(shown, hasBlocks(chosen) ? chosen : -1);
     drawTable();
     drawChips();
     numbers.textContent = wasted(app, run, shown);
@@ -133,12 +140,10 @@ export function memoryView(app) {
   function drawTable() {
     const sequence = explained();
     const state = run.at(shown);
-    const row = state.owner.indexOf(sequence);
-    const blocks = sequence < 0 ? [] : state.tables[row];
-    const onHost = sequence >= 0 && state.onHost[row] === 1;
-    tableTitle.textContent = sequence < 0 ? t("memory.nobody") : t("memory.table", {
-      name: run.labels[sequence], tokens: state.length[row], blocks: blocks.length,
-    }) + (onHost ? t("memory.onHost") : "");
+    const row = sequence < 0 ? -1 : state.owner.indexOf(sequence);
+    const blocks = row < 0 ? [] : state.tables[row];
+    const onHost = row >= 0 && state.onHost[row] === 1;
+    tableTitle.textContent = title(sequence, row) + (onHost ? t("memory.onHost") : "");
     const size = run.blockSize;
     select(table).selectAll("span").data(blocks).join(
       (enter) => enter.append("span").attr("role", "listitem").call((s) => { s.append("i"); s.append("b"); }),
@@ -159,6 +164,14 @@ export function memoryView(app) {
     );
     words.hidden = !prompt.length && !request;
     drawArrows(onHost ? [] : blocks, sequence);
+  }
+
+  function title(sequence, row) {
+    if (sequence < 0) return t("memory.nobody");
+    const name = run.labels[sequence];
+    if (row >= 0) return t("memory.table", { name, tokens: run.at(shown).length[row] });
+    const activity = ACTIVITY[run.activityAt(sequence, shown)];
+    return t("memory.noBlocks", { name, activity: t(`activity.${activity}`) });
   }
 
   let arrowArguments = [[], -1];

@@ -73,7 +73,7 @@ export function events(app, recording, k) {
   const found = recording.eventsAt(k);
   const names = (sequences) => sequences.slice(0, 8).map((s) => recording.labels[s]).join(", ")
     + (sequences.length > 8 ? " …" : "");
-  for (const kind of ["admitted", "back", "preempted", "swapped", "ended"]) {
+  for (const kind of ["admitted", "back", "preempted", "swapped", "ended", "left"]) {
     if (found[kind].length) parts.push(t(`summary.${kind}`, { names: names(found[kind]) }));
   }
   const copies = recording.copiesAt(k).length;
