@@ -43,6 +43,7 @@ def encode(recorded: Recorded, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "numBlocks": config.total_blocks,
         "numRows": config.step_config().num_rows,
         "maxSeqs": config.max_seqs,
+        "tokenBudget": config.token_budget,
         "maxModelLen": config.max_model_len,
         "frames": len(moments),
         "iterations": recorded.iterations,

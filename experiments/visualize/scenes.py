@@ -110,7 +110,12 @@ def serve_all(
         name: encode(recorded, model.tokenizer)
         for name, recorded in record_sharing(model, seed, size).items()
     }
-    return {"runs": runs, "timed": timed, "sharing": sharing}
+    return {
+        "runs": runs,
+        "timed": timed,
+        "sharing": sharing,
+        "bytesPerToken": model.config.kv_bytes_per_token(size.config.kv_dtype),
+    }
 
 
 def record_sharing(

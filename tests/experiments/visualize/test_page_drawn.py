@@ -8,7 +8,7 @@ from page_numbers import percent, shares_in_percent
 
 from experiments.metrics import block_saving, utilization
 from experiments.visualize.recorder import LOGGED
-from paged_jax import Field
+from paged_jax import Engine, Field
 
 # Okabe and Ito, as palette.js has them; from the eighth request on with a pattern.
 COLOURS = ["e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7"]
@@ -110,6 +110,18 @@ def test_view_1_says_where_the_memory_goes(page, tiny_page):
         said = lines.nth(i).inner_text()
         assert [word for word in said.split() if "%" in word] == parts, (k, name)
     assert rounded > 0 and corrected > 0
+
+
+def test_view_1_says_how_large_a_block_is_and_why_some_wait(
+    page, tiny_page, tiny_model
+):
+    config = tiny_page.recorded["paged"].config
+    cache = Engine(tiny_model, config).state.cache
+    lead = page.locator("#main .lead").inner_text()
+    assert f"a token take {cache.block_nbytes // config.block_size:,} bytes" in lead
+    assert f"a block {cache.block_nbytes:,} bytes" in lead
+    said = f"at most {config.token_budget} tokens"
+    assert said in page.locator(".caption + .fine").first.inner_text()
 
 
 def test_view_1_ends(page, tiny_page):

@@ -45,7 +45,7 @@ export function batchingView(app) {
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
       el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", { style: "--rows: 5" },
         el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
-        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i],
+        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`, { budget: run.tokenBudget })), captions[i],
         gantts[i].element, requestTable(app, run)))),
       el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", { style: "--rows: 3" },
         el("h3", {}, t(`batching.${i ? "used" : "size"}`)),

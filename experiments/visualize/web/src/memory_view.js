@@ -1,5 +1,6 @@
 // View 1: the pool of blocks, one sequence's block table, and three other systems.
 
+import { format } from "d3-format";
 import { select } from "d3-selection";
 import { linkVertical } from "d3-shape";
 import { LineChart } from "./charts.js";
@@ -11,6 +12,7 @@ import { systemStyle } from "./systems.js";
 import { activeSequences, frameIn, percents, summary } from "./words.js";
 
 const OTHERS = ["max", "pow2", "oracle"];
+const whole = format(",");
 
 export function memoryView(app) {
   const { t } = app;
@@ -26,6 +28,10 @@ export function memoryView(app) {
     onPoint: (block) => point(block == null ? -1 : ownerOf(block)),
     onPick: (block) => pick(block == null ? -1 : ownerOf(block)),
   });
+  const bytes = app.data.bytesPerToken;
+  const sizes = {
+    size: run.blockSize, token: whole(bytes), block: whole(bytes * run.blockSize),
+  };
   const caption = el("p", { class: "caption" });
   const table = el("div", { class: "block-table", role: "list" });
   const tableTitle = el("p", { class: "table-title" });
@@ -69,9 +75,9 @@ export function memoryView(app) {
     "section", { class: "view" },
     el(
       "div", { class: "main" },
-      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead", { size: run.blockSize })),
+      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead", sizes)),
       el("div", { class: "side-by-side" },
-        el("div", {}, caption, stage, numbers, legend(app), chips, words),
+        el("div", {}, caption, el("p", { class: "fine" }, t("memory.budget", { budget: run.tokenBudget })), stage, numbers, legend(app), chips, words),
         el("div", {},
           el("h3", {}, t("memory.others")), el("p", {}, t("memory.othersLead")),
           el("div", { class: "others" }, others.map((o) => o.element)))),
