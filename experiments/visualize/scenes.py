@@ -95,16 +95,10 @@ def serve_all(
         say(f"timing {name}, with nobody watching")
         return time_once(model, _config(size, name), asked)
 
-    timed: dict[str, Any] = {}
-    for name, all_runs in time_in_turns(SYSTEMS, run).items():
-        # In all runs; where two logits are all but equal, tokens may differ.
-        kinds = answers["paged"], answers[name], *(one.tokens for one in all_runs)
-        timed[name] = {
-            "seconds": round(all_runs[0].seconds, 3),
-            "iterations": all_runs[0].iterations,
-            "outputTokens": sum(map(len, all_runs[0].tokens)),
-            "same": sum(len(set(answer)) == 1 for answer in zip(*kinds)),
-        }
+    timed = {
+        name: _speed(best, answers["paged"], answers[name], best.tokens, other.tokens)
+        for name, (best, other) in time_in_turns(SYSTEMS, run).items()
+    }
     say("recording parallel samples and a beam search")
     sharing = {
         name: encode(recorded, model.tokenizer)
@@ -115,6 +109,17 @@ def serve_all(
         "timed": timed,
         "sharing": sharing,
         "bytesPerToken": model.config.kv_bytes_per_token(size.config.kv_dtype),
+    }
+
+
+def _speed(best: Timed, *answers: list[tuple[int, ...]]) -> dict[str, Any]:
+    """Returns what the page has of a system's speed, and how many answers agree."""
+    return {
+        "seconds": round(best.seconds, 3),
+        "iterations": best.iterations,
+        "outputTokens": sum(map(len, best.tokens)),
+        # Where two logits are all but equal, tokens may differ.
+        "same": sum(len(set(same)) == 1 for same in zip(*answers)),
     }
 
 

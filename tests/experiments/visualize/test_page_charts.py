@@ -46,7 +46,7 @@ def test_a_click_into_a_chart_goes_to_the_iteration_there(page, view):
         chart.scroll_into_view_if_needed()
         box = chart.locator(".cursor").bounding_box()
         page.evaluate("pagedJax.show(3)")
-        page.mouse.click(box["x"] - 1, box["y"] + 20)
+        page.mouse.click(box["x"] - 1, box["y"] + box["height"] / 2)
         assert page.evaluate("pagedJax.at") == 19
 
 
@@ -54,10 +54,10 @@ def test_a_system_has_one_line_on_the_whole_page(page):
     def styles(legends):
         return page.locator(legends).evaluate_all(STYLES)
 
-    memory = styles(".chart .legend li")
+    memory = styles(".main > .chart .legend li")
     assert len({tuple(style) for style in memory.values()}) == 4
     page.locator("#tab-together").click()
-    race = styles(".chart:not(.what-if .chart) .legend li")
+    race = styles(".main > .chart .legend li")
     assert {name: race[name] for name in ("paged", "max", "oracle")} == {
         name: memory[name] for name in ("paged", "max", "oracle")
     }

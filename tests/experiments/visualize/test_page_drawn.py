@@ -148,7 +148,11 @@ def test_view_2_ends_with_all_blocks_free(page, tiny_page):
     said = page.locator(".caption").inner_text()
     assert f"All done after {run.iterations} iterations" in said
     assert f"Free blocks: {blocks} of {blocks}." in said
-    assert "Ended: A, B, C, D." in page.locator(".events").inner_text()
+    happened = page.locator(".events").inner_text()
+    assert "Ended: A, B, C, D." in happened
+    freed = np.flatnonzero(run.moments[-2].ref_count).tolist()
+    assert f"Nobody names blocks {', '.join(map(str, freed))} any more" in happened
+    assert page.locator(".bars .numbers").inner_text() == "No block is in use any more."
     assert page.locator(".card:not(.gone)").count() == 0
     assert set(page.locator(".card.gone .ref").all_inner_texts()) == {"free again"}
 

@@ -158,7 +158,7 @@ export default {
     lead: "The same requests, the same model, the same kernels. The first line has neither technique, the last one has both. In between, each is alone: continuous batches with memory set aside by two of the guesses of view 1 (max, oracle), and paging with static batches. Speed was measured in runs of their own in which nothing was recorded, with all requests there at the start. These requests have nothing to share; below the table is what copy-on-write saves in the scenes of view 2.",
     table: "The systems and what they reach",
     columns: ["system", "granted memory in use", "sequences in a batch", "iterations", "tokens per second", "times the first line", "tokens by now"],
-    saving: "Copy-on-write saves, in the mean over the iterations, {parallel} of the blocks of four samples and {beam} of those of a beam search. The mean, as in the paper, is that of table entries per block; from it follows the saving, which is not quite the average of the percentages in view 2.",
+    saving: "Copy-on-write saves {parallel} of the blocks of four samples and {beam} of those of a beam search, by the paper's measure: one minus one over the mean number of table entries per block. View 2 shows single iterations.",
     timed: "On the machine that made this page. All systems were timed in two rounds, in turns, and each one's faster run counts. Small models and few requests make small differences. Larger runs, with their dates and machines, are in the project's documentation.",
     race: "The race",
     raceLead: "How many tokens of all the answers have been written, iteration by iteration.",
