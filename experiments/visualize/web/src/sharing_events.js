@@ -13,7 +13,7 @@ export function layers(run, k) {
 }
 
 /** Blocks in words. */
-function named(app, blocks) {
+function blockNames(app, blocks) {
   return app.t(`sharing.${blocks.length > 1 ? "manyBlocks" : "oneBlock"}`, { list: blocks.join(", ") });
 }
 
@@ -25,7 +25,7 @@ export function happenings(app, run, k) {
   const now = snapshot(run, k);
   if (!before.ref.size && now.ref.size) {
     lines.push(t("sharing.event.prompt", {
-      tokens: run.requests[0].promptTokens, blocks: named(app, [...now.ref.keys()]),
+      tokens: run.requests[0].promptTokens, blocks: blockNames(app, [...now.ref.keys()]),
     }));
   }
   lines.push(...forks(app, run, before, now));
@@ -48,17 +48,17 @@ export function happenings(app, run, k) {
   const ended = now.running.flatMap((is, s) => (!is && before.running[s] ? [run.labels[s]] : []));
   if (ended.length) lines.push(t("sharing.event.ended", { names: ended.join(", ") }));
   const freed = [...before.ref.keys()].filter((block) => !now.ref.has(block));
-  if (freed.length) lines.push(t("sharing.event.freed", { blocks: named(app, freed) }));
+  if (freed.length) lines.push(t("sharing.event.freed", { blocks: blockNames(app, freed) }));
   const isCopy = (block) => copies.some((c) => c.target === block);
   for (const { target, sequence } of copies) {
     if (!run.dropped[k].includes(target)) continue;
     lines.push(t("sharing.event.dropped", { name: run.labels[sequence], block: target }));
   }
   const unused = run.dropped[k].filter((block) => !isCopy(block));
-  if (unused.length) lines.push(t("sharing.event.unused", { blocks: named(app, unused) }));
+  if (unused.length) lines.push(t("sharing.event.unused", { blocks: blockNames(app, unused) }));
   const fresh = [...now.ref.keys()].filter((block) => !before.ref.has(block) && !isCopy(block));
   if (fresh.length && before.ref.size) {
-    lines.push(t("sharing.event.grown", { blocks: named(app, fresh) }));
+    lines.push(t("sharing.event.grown", { blocks: blockNames(app, fresh) }));
   }
   return lines;
 }
@@ -82,7 +82,7 @@ function forks(app, run, before, now) {
   const all = shared.filter(([, ref]) => ref === run.sequences.length).map(([block]) => block);
   if (!all.length || before.running.filter(Boolean).length > 1) return [];
   return [app.t("sharing.event.fork", {
-    n: run.sequences.length, blocks: named(app, all), ref: run.sequences.length,
+    n: run.sequences.length, blocks: blockNames(app, all), ref: run.sequences.length,
   })];
 }
 
