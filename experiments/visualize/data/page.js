@@ -1,4 +1,4 @@
-/*! sources 95bf024d2209e7059ea6bf34d56e1eedf08fc6ca42e48913a8cb25385ad8a5df */
+/*! sources ff09f7f2effabb6de9f06286e5cd25d41b4a84e335c9ec22a5dd150cb49e1bc4 */
 /*! Bundled with this script:
 
 d3-array 3.2.4
