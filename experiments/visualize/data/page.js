@@ -1,4 +1,4 @@
-/*! sources ff09f7f2effabb6de9f06286e5cd25d41b4a84e335c9ec22a5dd150cb49e1bc4 */
+/*! sources 98fa277455b4a83fcaded3c133e32d034e6c0ea8b4ca4e0ca06a7de33e9fda5a */
 /*! Bundled with this script:
 
 d3-array 3.2.4
