@@ -8,7 +8,7 @@ _DATA = Path(__file__).parent / "data"
 # What it shares with the reports of experiments.
 _THEME = Path(__file__).parent.parent / "data" / "theme.css"
 # Read by the built script; a change of what is below them needs a new number.
-FORMAT = 2
+FORMAT = 3
 
 
 def render(data: dict[str, Any]) -> str:

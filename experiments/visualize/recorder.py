@@ -103,6 +103,8 @@ class Moment(NamedTuple):
       activity: i32[number of sequences].
       output: tokens generated so far, of each sequence.
       copies: copies on write of the iteration.
+      dropped: blocks that were granted in the iteration and that nobody names after it:
+        those of beams that do not go on.
       log: f32[len(LOGGED)].
     """
 
@@ -116,6 +118,7 @@ class Moment(NamedTuple):
     activity: np.ndarray
     output: list[tuple[int, ...]]
     copies: list[Copy]
+    dropped: list[int]
     log: np.ndarray
 
 
@@ -192,6 +195,7 @@ class Recorder:
         self._output: list[tuple[int, ...]] = [()] * len(self._sequences)
         self._ended = np.zeros(len(self._sequences), bool)
         self._was_admitted = np.zeros(len(self._sequences), bool)
+        self._named: frozenset[int] = frozenset()
 
     def run(self) -> Recorded:
         """Serves all requests to their ends."""
@@ -263,6 +267,11 @@ class Recorder:
         self._note_outputs(*jax.device_get((requests.tokens, requests.length)))
         on_host = status >= SequenceStatus.SWAPPED
         references, num_free = self._references(table, num_blocks, on_host)
+        on_device = plan.status < SequenceStatus.SWAPPED
+        planned = frozenset(plan.table[on_device].ravel().tolist()) - {0}
+        named = frozenset(np.flatnonzero(references).tolist())
+        dropped = sorted(planned - self._named - named)
+        self._named = named
         return Moment(
             owner=self._owner.copy(),
             on_host=on_host,
@@ -274,6 +283,7 @@ class Recorder:
             activity=activity,
             output=list(self._output),
             copies=self._copies(plan),
+            dropped=dropped,
             log=log[list(LOGGED)],
         )
 

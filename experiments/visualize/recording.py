@@ -11,6 +11,7 @@ more than `iterations`, in which the last to end have given their blocks back.
 - `text`: flat `[sequence, kept, count, piece, ...]`: the first `kept` tokens of a
   sequence's output stay, `count` follow. Pieces are indices into `pieces`.
 - `copies`: flat `[source, target, sequence, ...]`.
+- `dropped`: blocks that were granted in the iteration and that nobody names after it.
 - `activity`: for each sequence flat `[frame, activity, ...]`, where it changes.
 """
 
@@ -42,6 +43,7 @@ def encode(recorded: Recorded, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "numBlocks": config.total_blocks,
         "numRows": config.step_config().num_rows,
         "maxSeqs": config.max_seqs,
+        "tokenBudget": config.token_budget,
         "maxModelLen": config.max_model_len,
         "frames": len(moments),
         "iterations": recorded.iterations,
@@ -64,6 +66,7 @@ def encode(recorded: Recorded, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "ref": list(_reference_changes(moments)),
         "text": list(_text_changes(moments, pieces)),
         "copies": [[x for copy in m.copies for x in copy] for m in moments],
+        "dropped": [m.dropped for m in moments],
         "activity": _activity_changes(moments, len(recorded.sequences)),
         "free": [m.num_free for m in moments],
         "log": {

@@ -6,7 +6,6 @@ reserves what it should, and all systems generate the same tokens.
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from experiments.errors import UserError
 from experiments.prompts import Prompt
 from experiments.visualize.recorder import Asked, Recorded, record
 from experiments.visualize.recording import encode
+from experiments.visualize.timing import Timed, time_in_turns, time_once
 from paged_jax import Engine, EngineConfig, LoadedModel, SamplingParams
 
 Say = Callable[[str], None]
@@ -83,26 +83,44 @@ def serve_all(
         )
         for one, length in zip(asked, lengths, strict=True)
     ]
-    runs, timed = {}, {}
-    expected: list[tuple[int, ...]] | None = None
+    runs: dict[str, Any] = {}
+    answers: dict[str, list[tuple[int, ...]]] = {}
     for name in SYSTEMS:
         say(f"recording {name}")
         recorded = record(Engine(model, _config(size, name)), asked)
-        expected = expected or recorded.final_tokens
         runs[name] = encode(recorded, model.tokenizer)
+        answers[name] = recorded.final_tokens
+
+    def run(name: str) -> Timed:
         say(f"timing {name}, with nobody watching")
-        timed[name] = _time(model, _config(size, name), asked)
-        tokens = timed[name].pop("tokens")
-        # Of both runs; where two logits are all but equal, tokens may differ.
-        timed[name]["same"] = sum(
-            a == b == c for a, b, c in zip(expected, recorded.final_tokens, tokens)
-        )
+        return time_once(model, _config(size, name), asked)
+
+    timed = {
+        name: _speed(best, answers["paged"], answers[name], best.tokens, other.tokens)
+        for name, (best, other) in time_in_turns(SYSTEMS, run).items()
+    }
     say("recording parallel samples and a beam search")
     sharing = {
         name: encode(recorded, model.tokenizer)
         for name, recorded in record_sharing(model, seed, size).items()
     }
-    return {"runs": runs, "timed": timed, "sharing": sharing}
+    return {
+        "runs": runs,
+        "timed": timed,
+        "sharing": sharing,
+        "bytesPerToken": model.config.kv_bytes_per_token(size.config.kv_dtype),
+    }
+
+
+def _speed(best: Timed, *answers: list[tuple[int, ...]]) -> dict[str, Any]:
+    """Returns what the page has of a system's speed, and how many answers agree."""
+    return {
+        "seconds": round(best.seconds, 3),
+        "iterations": best.iterations,
+        "outputTokens": sum(map(len, best.tokens)),
+        # Where two logits are all but equal, tokens may differ.
+        "same": sum(len(set(same)) == 1 for same in zip(*answers)),
+    }
 
 
 def record_sharing(
@@ -165,21 +183,3 @@ def _tokens(model: LoadedModel, text: str) -> tuple[int, ...]:
     messages = [{"role": "user", "content": text}]
     chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     return tuple(tokenizer.encode(chat, add_special_tokens=False))
-
-
-def _time(
-    model: LoadedModel, config: EngineConfig, asked: Sequence[Asked]
-) -> dict[str, Any]:
-    """Serves all requests at once with nobody watching, and takes the time."""
-    engine = Engine(model, config)
-    engine.warmup()
-    started = time.perf_counter()
-    outputs = engine.generate([a.tokens for a in asked], [a.params for a in asked])
-    seconds = time.perf_counter() - started
-    tokens = [tuple(o.outputs[0].token_ids) for o in outputs]
-    return {
-        "seconds": round(seconds, 3),
-        "outputTokens": sum(map(len, tokens)),
-        "iterations": engine.stats.iterations,
-        "tokens": tokens,
-    }

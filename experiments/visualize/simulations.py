@@ -55,9 +55,11 @@ class Point(NamedTuple):
       rate: requests a second.
       latency: normalized latency (paper, section 6.1).
       running: mean sequences in the batch.
-      live: share that holds tokens, while requests wait or in all.
+      live: share that holds tokens.
       ahead: share granted for tokens to come.
       internal: share granted and never used.
+      waits: whether requests ever wait. If so, the three shares are means over the
+        iterations in which they do, else over all.
       served: requests done a second, from the first arrival to the last end.
       preemptions: of all.
     """
@@ -71,6 +73,7 @@ class Point(NamedTuple):
     live: float
     ahead: float
     internal: float
+    waits: bool
     served: float
     preemptions: int
 
@@ -112,6 +115,7 @@ def run_case(case: Case, rates: tuple[float, ...] = RATES, seconds: float = SECO
                 live=_round(means["kv_breakdown.token_states"]),
                 ahead=_round(means["kv_breakdown.reservation"]),
                 internal=_round(means["kv_breakdown.internal"]),
+                waits=means["mean_waiting"] > 0,
                 served=_round(len(trace) / results.seconds),
                 preemptions=int(means["preemptions"]),
             )

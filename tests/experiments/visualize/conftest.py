@@ -12,6 +12,7 @@ import pytest
 from experiments.prompts import Prompt
 from experiments.visualize import page as pages
 from experiments.visualize import recorder, scenes
+from experiments.visualize.timing import time_once
 from paged_jax import EngineConfig
 
 HOSTILE = ("<script>hacked=1</script><b>x</b>", "<img src=x onerror=hacked=1>")
@@ -65,11 +66,13 @@ class Page(NamedTuple):
       data: what the page shows.
       recorded: what the recorder saw, by the name of the run.
       path: the HTML file.
+      timings: of each timed run its system, as in `scenes.SYSTEMS`, and its seconds.
     """
 
     data: dict
     recorded: dict[str, recorder.Recorded]
     path: Path
+    timings: list[tuple[tuple[str, str, str], float]]
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +91,7 @@ def tiny_page(tiny_model, tmp_path_factory) -> Page:
 
 
 def _make(model, path: Path) -> Page:
-    seen = {}
+    seen, timings = {}, []
     names = iter([*scenes.SYSTEMS, "parallel", "beam"])
 
     def keep(engine, asked):
@@ -96,9 +99,16 @@ def _make(model, path: Path) -> Page:
         seen[next(names)] = recorded
         return recorded
 
+    def note(model, config, asked):
+        timed = time_once(model, config, asked)
+        system = config.memory, config.batching, config.preemption
+        timings.append((system, timed.seconds))
+        return timed
+
     prompts = [Prompt(f"p{i}", "chat", text) for i, text in enumerate(TEXTS)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scenes, "record", keep)
+        patch.setattr(scenes, "time_once", note)
         data = scenes.serve_all(model, prompts, 0, SIZE, lambda line: None)
     data |= {
         "format": pages.FORMAT,
@@ -117,7 +127,7 @@ def _make(model, path: Path) -> Page:
         "simulations": pages.simulations(),
     }
     path.write_text(pages.render(data), "utf-8")
-    return Page(data, seen, path)
+    return Page(data, seen, path, timings)
 
 
 @contextlib.contextmanager

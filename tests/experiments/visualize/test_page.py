@@ -144,6 +144,28 @@ def test_a_sequence_can_be_chosen(page, tiny_page):
         ]
 
 
+def test_one_that_waits_can_be_chosen(page, tiny_page):
+    run, seen = tiny_page.recorded["paged"], set()
+    said = {Activity.WAITING: "waits", Activity.PREEMPTED: "preempted"}
+    for k, moment in enumerate(run.moments):
+        waiting = np.flatnonzero(np.isin(moment.activity, list(said)))
+        if not waiting.size or {*moment.activity[waiting]} <= seen:
+            continue
+        page.evaluate("k => pagedJax.show(k)", k)
+        for sequence in waiting.tolist():
+            page.locator(f".chip:has(b:text-is('{sequence + 1}'))").click()
+            activity = moment.activity[sequence]
+            title = f"Request {sequence + 1}: {said[activity]}. It has no blocks now."
+            assert page.locator(".table-title").inner_text() == title
+            assert page.locator(".block-table span").count() == 0
+            assert page.locator(".arrows path.arrow").count() == 0
+            asked = page.locator(".words .asked").text_content()
+            assert asked == run.asked[sequence].prompt
+            seen.add(activity)
+            page.locator(f".chip:has(b:text-is('{sequence + 1}'))").click()
+    assert seen == set(said)
+
+
 def test_markup_in_prompts_is_text(page, tiny_page):
     requests = tiny_page.data["runs"]["paged"]["requests"]
     hostile = [r["prompt"] for r in requests if "<" in r["prompt"]]
@@ -270,8 +292,10 @@ def test_the_gantt_chart_is_there_as_a_table(page, tiny_page):
     rows = page.locator(".requests tbody tr").all_inner_texts()
     assert len(rows) == len(activity)
     times_it_gave_way = 0
+    ends_of = {}
     for doing, row in zip(activity, rows):
-        _, comes, begins, ends, waited, gave_way = map(int, row.split())
+        name, comes, begins, ends, waited, gave_way = map(int, row.split())
+        ends_of.setdefault(ends, []).append(str(name))
         ran = np.flatnonzero(np.isin(doing, (Activity.PREFILL, Activity.DECODE)))
         waits = np.isin(doing, (Activity.WAITING, Activity.PREEMPTED))
         assert comes - 1 == np.flatnonzero(doing != Activity.ABSENT)[0]
@@ -279,6 +303,11 @@ def test_the_gantt_chart_is_there_as_a_table(page, tiny_page):
         assert waited == waits.sum()
         times_it_gave_way += gave_way
     assert times_it_gave_way > 0
+    page.locator("#tab-memory").click()
+    for ends, names in ends_of.items():
+        page.evaluate("k => pagedJax.show(k)", ends - 1)
+        said = page.locator(".caption").first.inner_text()
+        assert f"Iteration {ends}." in said and f"Ended: {', '.join(names)}." in said
 
 
 @pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])

@@ -4,12 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from page_numbers import percent, shares_in_percent
 
 from experiments.metrics import block_saving, utilization
-from experiments.visualize import page as pages
-from experiments.visualize import simulations
 from experiments.visualize.recorder import LOGGED
-from paged_jax import Field
+from paged_jax import Engine, Field
 
 # Okabe and Ito, as palette.js has them; from the eighth request on with a pattern.
 COLOURS = ["e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7"]
@@ -96,8 +95,8 @@ def test_view_1_says_where_the_memory_goes(page, tiny_page):
     config = tiny_page.recorded["paged"].config
     slots = config.total_blocks * config.block_size
     lines = page.locator(".numbers")
-    rounded = 0
-    for k, (i, name) in itertools.product((0, 7, 20, 30), enumerate(MEMORY)):
+    rounded = corrected = 0
+    for k, (i, name) in itertools.product(range(0, 34, 2), enumerate(MEMORY)):
         page.evaluate("k => pagedJax.show(k)", k)
         moments = tiny_page.recorded[name].moments
         log = dict(zip(LOGGED, moments[min(k, len(moments) - 1)].log.tolist()))
@@ -105,15 +104,24 @@ def test_view_1_says_where_the_memory_goes(page, tiny_page):
         ahead = log[Field.RESERVATION]
         never = reserved - live - ahead
         rounded += never - log[Field.INTERNAL]
-        parts = [percent(x / slots) for x in (live, ahead, never, slots - reserved)]
+        shares = [x / slots for x in (live, ahead, never, slots - reserved)]
+        parts = shares_in_percent(shares)
+        corrected += parts != [percent(share) for share in shares]
         said = lines.nth(i).inner_text()
         assert [word for word in said.split() if "%" in word] == parts, (k, name)
-    assert rounded > 0
+    assert rounded > 0 and corrected > 0
 
 
-def percent(share: float) -> str:
-    """Returns a share as the page writes it."""
-    return f"{np.floor(100 * share + 0.5):.0f}%"
+def test_view_1_says_how_large_a_block_is_and_why_some_wait(
+    page, tiny_page, tiny_model
+):
+    config = tiny_page.recorded["paged"].config
+    cache = Engine(tiny_model, config).state.cache
+    lead = page.locator("#main .lead").inner_text()
+    assert f"a token take {cache.block_nbytes // config.block_size:,} bytes" in lead
+    assert f"a block {cache.block_nbytes:,} bytes" in lead
+    said = f"at most {config.token_budget} tokens"
+    assert said in page.locator(".caption + .fine").first.inner_text()
 
 
 def test_view_1_ends(page, tiny_page):
@@ -121,11 +129,13 @@ def test_view_1_ends(page, tiny_page):
     page.evaluate("k => pagedJax.show(k)", run.iterations - 1)
     caption, numbers = page.locator(".caption").first, page.locator(".numbers").first
     assert "All done" not in caption.inner_text()
+    assert "Ended: " in caption.inner_text()
     over = f"All done after {run.iterations} iterations."
     for k in (run.iterations, 9999):
         page.evaluate("k => pagedJax.show(k)", k)
         assert caption.inner_text().startswith(over)
-        assert ("Ended: " in caption.inner_text()) == (k == run.iterations)
+        assert ("Gone, " in caption.inner_text()) == (k == run.iterations)
+        assert "Ended: " not in caption.inner_text()
         assert "0 running, 8 of 8 done" in numbers.inner_text()
         assert page.locator(".block-table span").count() == 0
 
@@ -138,7 +148,11 @@ def test_view_2_ends_with_all_blocks_free(page, tiny_page):
     said = page.locator(".caption").inner_text()
     assert f"All done after {run.iterations} iterations" in said
     assert f"Free blocks: {blocks} of {blocks}." in said
-    assert "Ended: A, B, C, D." in page.locator(".events").inner_text()
+    happened = page.locator(".events").inner_text()
+    assert "Ended: A, B, C, D." in happened
+    freed = np.flatnonzero(run.moments[-2].ref_count).tolist()
+    assert f"Nobody names blocks {', '.join(map(str, freed))} any more" in happened
+    assert page.locator(".bars .numbers").inner_text() == "No block is in use any more."
     assert page.locator(".card:not(.gone)").count() == 0
     assert set(page.locator(".card.gone .ref").all_inner_texts()) == {"free again"}
 
@@ -170,47 +184,6 @@ def test_view_4_says_what_copies_on_write_save(page, tiny_page):
         log[:, Field.LOGICAL_BLOCKS] = [m.num_blocks.sum() for m in moments]
         log[:, Field.PHYSICAL_BLOCKS] = [(m.ref_count > 0).sum() for m in moments]
         assert percent(block_saving(log)) in said.split()
-
-
-def test_sliders_show_runs_of_the_simulator(page):
-    page.locator("#tab-together").click()
-    points = [simulations.Point(*row) for row in pages.simulations()["points"]]
-    found = {point[:4]: point for point in points}
-    said = page.locator(".what-if .caption")
-    budgets, rates = simulations.BUDGETS, simulations.RATES
-    case = ["vllm", budgets[1], 16, rates[5]]
-    results = set()
-    moves = [(None, None), (3, rates[4]), (1, budgets[0]), (2, 4), (0, "orca_oracle")]
-    for part, value in moves:
-        if part == 0:
-            page.get_by_role("radio", name="oracle").click()
-        elif part is not None:
-            key = {3: "rate", 1: "budget", 2: "blockSize"}[part]
-            page.locator(f"#what-if-{key}").focus()
-            page.keyboard.press("ArrowLeft")
-        if part is not None:
-            case[part] = value
-        # What reserves does so in blocks of 16.
-        key = (*case[:2], case[2] if case[0] == "vllm" else 16, case[3])
-        point = found.get(key)
-        results.add(said.inner_text())
-        if point is None:
-            assert "the queue only grows" in said.inner_text()
-            continue
-        assert said.inner_text() == (
-            f"{point.latency:.3f} s per token. {point.running:.1f} sequences in a "
-            f"batch, {percent(point.live)} of the memory holds tokens, "
-            f"{point.served:.2f} requests done per second, {point.preemptions} "
-            "preemptions."
-        )
-        shares = [point.live, point.ahead, point.internal]
-        legend = page.locator(".what-if .parts + .legend li").all_inner_texts()
-        assert [line.split()[-1] for line in legend] == [
-            percent(share) for share in (*shares, max(0, 1 - sum(shares)))
-        ]
-        lost = "lost to gaps and rounding" in legend[-1]
-        assert lost == (case[0] != "vllm")
-    assert len(results) == len(moves)
 
 
 def test_legends_say_what_is_at_the_mark(page, tiny_page):

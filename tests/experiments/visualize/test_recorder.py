@@ -105,6 +105,16 @@ def test_who_gives_way_is_seen(tiny_page, name, activity):
     assert preempted > 0
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_only_beams_give_back_at_once_what_they_were_granted(tiny_page, name):
+    moments = tiny_page.recorded[name].moments
+    for moment in moments:
+        assert not moment.ref_count[moment.dropped].any()
+        unnamed = {c.target for c in moment.copies if not moment.ref_count[c.target]}
+        assert unnamed <= {*moment.dropped}
+    assert any(moment.dropped for moment in moments) == (name == "beam")
+
+
 def test_ended_members_of_a_static_batch_keep_their_blocks(tiny_page):
     held = [
         (moment, row)

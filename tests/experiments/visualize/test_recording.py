@@ -124,7 +124,8 @@ def test_events_are_told_once(tiny_page):
     preempted = [s for f in frames for s in f["events"]["preempted"]]
     back = [s for f in frames for s in f["events"]["back"]]
     assert sorted(preempted) == sorted(back) != []
-    assert sorted(s for f in frames for s in f["events"]["ended"]) == [*sequences]
+    for kind in ("ended", "left"):
+        assert sorted(s for f in frames for s in f["events"][kind]) == [*sequences]
 
 
 def test_long_recordings_are_small(tiny_page):
@@ -152,12 +153,12 @@ def test_what_happens_to_shared_blocks_is_told(tiny_page):
     script = SENTENCES.replace("TELLER", json.dumps(str(TELLER)))
     told = node(script, data)
     first = next(k for k, m in enumerate(moments) if m.ref_count.max() == 4)
-    prompt = ", ".join(map(str, np.flatnonzero(moments[0].ref_count)))
+    prompt = np.flatnonzero(moments[0].ref_count).tolist()
     tokens = data["requests"][0]["promptTokens"]
     assert first == 0  # read and forked in one iteration
     assert told[0] == [
-        ["prompt", {"tokens": tokens, "blocks": prompt}],
-        ["fork", {"n": 4, "blocks": prompt, "ref": 4}],
+        ["prompt", {"tokens": tokens, "blocks": named(prompt)}],
+        ["fork", {"n": 4, "blocks": named(prompt), "ref": 4}],
     ]
     (k,) = [k for k, m in enumerate(moments) if m.copies]
     source = moments[k].copies[0].source
@@ -169,8 +170,49 @@ def test_what_happens_to_shared_blocks_is_told(tiny_page):
     (rest,) = set("ABCD") - {copy["name"] for copy in copies}
     last = ["last", {"name": rest, "source": source}]
     assert told[k][:4] == [*(["copy", copy] for copy in copies), last]
-    freed = ", ".join(map(str, np.flatnonzero(moments[-2].ref_count)))
+    freed = np.flatnonzero(moments[-2].ref_count).tolist()
     assert told[-1] == [
         ["ended", {"names": "A, B, C, D"}],
-        ["freed", {"blocks": freed}],
+        ["freed", {"blocks": named(freed)}],
     ]
+
+
+def named(blocks: list[int]) -> list:
+    """Returns the text for some blocks, as `SENTENCES` writes texts."""
+    key = "manyBlocks" if len(blocks) > 1 else "oneBlock"
+    return [key, {"list": ", ".join(map(str, blocks))}]
+
+
+@pytest.mark.parametrize("name", ["parallel", "beam"])
+def test_every_block_that_comes_or_goes_is_told(tiny_page, name):
+    data, moments = tiny_page.data["sharing"][name], tiny_page.recorded[name].moments
+    in_use: set[int] = set()
+    kinds = {
+        kind: 0 for kind in ("copy", "prompt", "grown", "freed", "dropped", "unused")
+    }
+    script = SENTENCES.replace("TELLER", json.dumps(str(TELLER)))
+    for k, lines in enumerate(node(script, data)):
+        found = {kind: set() for kind in kinds}
+        for kind, values in lines:
+            if kind == "copy":
+                found[kind].add(values["target"])
+            elif kind == "dropped":
+                found[kind].add(values["block"])
+                assert [values["name"]] == [
+                    "ABCD"[copy.sequence]
+                    for copy in moments[k].copies
+                    if copy.target == values["block"]
+                ]
+            elif kind in kinds:
+                found[kind].update(map(int, values["blocks"][1]["list"].split(", ")))
+        come = found["copy"] | found["prompt"] | found["grown"] | found["unused"]
+        gone = found["freed"] | found["dropped"] | found["unused"]
+        assert not come & in_use and gone <= in_use | come
+        in_use = (in_use | come) - gone
+        assert in_use == set(np.flatnonzero(moments[k].ref_count).tolist())
+        assert len(in_use) == data["numBlocks"] - moments[k].num_free
+        for kind in kinds:
+            kinds[kind] += len(found[kind])
+    assert not in_use
+    assert kinds["copy"] and kinds["grown"] and kinds["freed"]
+    assert (kinds["dropped"] > 0) == (name == "beam")

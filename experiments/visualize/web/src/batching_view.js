@@ -6,7 +6,7 @@ import { select } from "d3-selection";
 import { LineChart } from "./charts.js";
 import { choice, el, questions, remPixels, watchSize } from "./dom.js";
 import { ACTIVITY } from "./recording.js";
-import { systemColour } from "./systems.js";
+import { systemStyle } from "./systems.js";
 import { events, frameIn, joined } from "./words.js";
 
 const SHOWN = ["waiting", "prefill", "decode", "preempted", "swapped", "held"];
@@ -21,10 +21,10 @@ export function batchingView(app) {
   const gantts = [ganttOf(runs[0], "continuous"), ganttOf(runs[1], "static")];
   const series = (values) => runs.map((run, i) => ({
     label: t(`batching.${i ? "static" : "continuous"}`), values: values(run), strong: !i,
-    colour: systemColour(names[i]), filled: true,
+    ...systemStyle(names[i]), filled: true,
   }));
   const options = (label, more) => ({
-    label, x: t("iteration"), right: frames - 1, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
+    label, x: t("iteration"), right: frames, height: 10, steps: true, onSeek: (k) => app.seek(k), ...more,
   });
   const charts = [
     new LineChart(series((run) => run.log.running), options(t("batching.size"), { top: runs[0].maxSeqs })),
@@ -45,7 +45,7 @@ export function batchingView(app) {
         el("li", {}, el("i", { class: `key activity ${name}` }), t(`activity.${name}`)))),
       el("div", { class: "side-by-side even" }, runs.map((run, i) => el("div", { style: "--rows: 5" },
         el("h3", {}, t(`batching.${i ? "static" : "continuous"}`)),
-        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`)), captions[i],
+        el("p", { class: "about" }, t(`batching.about.${i ? "static" : "continuous"}`, { budget: run.tokenBudget })), captions[i],
         gantts[i].element, requestTable(app, run)))),
       el("div", { class: "side-by-side even" }, charts.map((chart, i) => el("div", { style: "--rows: 3" },
         el("h3", {}, t(`batching.${i ? "used" : "size"}`)),

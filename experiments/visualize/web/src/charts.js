@@ -1,28 +1,26 @@
-// Lines over iterations, with axes and a mark at the current one.
+// Lines over iterations or other numbers, with axes and a mark at the current one.
 
 import { max } from "d3-array";
 import { axisBottom, axisLeft } from "d3-axis";
 import { format } from "d3-format";
 import { scaleLinear } from "d3-scale";
 import { select } from "d3-selection";
-import { curveStepAfter, line, area } from "d3-shape";
+import { area, curveStepBefore, line, symbol, symbolTriangle } from "d3-shape";
 import { el, remPixels, watchSize } from "./dom.js";
 
-// In sixteenths of a rem.
-const DASHES = [[6, 3], [2, 3], [9, 3, 2, 3], [12, 4], [5, 2, 1, 2, 1, 2]];
 const MOST_POINTS = 1200;
 
 /**
- * A chart of series `{ label, values | points, colour, dash, filled }`, of one value an
- * iteration or of points [x, y]. `options`: `label`, `x`, `y` (names of the axes),
- * `height`, `top` (of y), `format` (of y), `onSeek(x)`. The legend of values has those
- * at the mark.
+ * A chart of series `{ label, values | points, colour, dash, strong, filled }`, of one
+ * value an iteration, counted from 1, or of points [x, y]; `dash` in sixteenths of a
+ * rem. `options`: `label`, `x`, `y` (names of the axes), `height`, `top` (of y), `format`
+ * (of y), `onSeek(k)`. The legend of values has those at the mark. A line that leaves the
+ * chart at the top ends there, with an arrowhead.
  */
 export class LineChart {
   constructor(series, options) {
-    this.series = series.map((s, i) => ({
-      dash: s.strong ? [] : DASHES[i % DASHES.length], ...s,
-      points: s.points ?? thin(s.values.map((v, k) => [k, v])),
+    this.series = series.map((s) => ({
+      ...s, points: s.points ?? thin(overIterations(s.values, options.steps)),
     }));
     this.options = options;
     this.element = el("div", { class: "chart" });
@@ -59,21 +57,27 @@ export class LineChart {
       .call(axisLeft(this.y).ticks(4, options.format).tickSize(-(width - margin.left - margin.right)));
     this.svg.append("text").attr("class", "axis-name").attr("x", width - margin.right)
       .attr("y", height - 0.3 * rem).attr("text-anchor", "end").text(options.x);
-    const shape = line((p) => this.x(p[0]), (p) => this.y(Math.min(p[1], top)));
-    if (options.steps) shape.curve(curveStepAfter);
+    const shape = line((p) => this.x(p[0]), (p) => this.y(p[1]));
+    if (options.steps) shape.curve(curveStepBefore);
     for (const s of series) {
       if (s.filled) {
         const filled = area((p) => this.x(p[0]), this.y(0), (p) => this.y(p[1]));
-        if (options.steps) filled.curve(curveStepAfter);
+        if (options.steps) filled.curve(curveStepBefore);
         this.svg.append("path").attr("d", filled(s.points)).attr("fill", s.colour)
           .attr("fill-opacity", 0.18);
       }
+      const { inside, exit } = upTo(top, s.points);
       this.svg.append("path").attr("class", s.strong ? "series strong" : "series")
-        .attr("d", shape(s.points)).attr("stroke", s.colour).attr("stroke-dasharray", dashes(s, rem));
+        .attr("d", shape(inside)).attr("stroke", s.colour).attr("stroke-dasharray", dashes(s, rem));
       if (s.dots) {
-        this.svg.selectAll(null).data(s.points.filter((p) => p[1] <= top)).join("circle")
+        this.svg.selectAll(null).data(inside.filter((p) => p !== exit)).join("circle")
           .attr("cx", (p) => this.x(p[0])).attr("cy", (p) => this.y(p[1])).attr("r", 0.19 * rem)
           .attr("fill", s.colour);
+      }
+      if (exit) {
+        this.svg.append("path").attr("class", "exit").attr("fill", s.colour)
+          .attr("d", symbol(symbolTriangle, 0.22 * rem ** 2))
+          .attr("transform", `translate(${this.x(exit[0])},${this.y(top)})`);
       }
     }
     this.mark = this.svg.append("line").attr("class", "cursor")
@@ -82,23 +86,42 @@ export class LineChart {
       const seek = (event) => {
         if (event.buttons !== 1) return;
         const box = this.svg.node().getBoundingClientRect();
-        options.onSeek(Math.round(this.x.invert(event.clientX - box.left)));
+        const iteration = this.x.invert(event.clientX - box.left);
+        options.onSeek((options.steps ? Math.ceil(iteration) : Math.round(iteration)) - 1);
       };
       this.svg.style("cursor", "col-resize").on("pointerdown pointermove", seek);
     }
     if (this._cursor != null) this.show(this._cursor);
   }
 
-  /** Puts the mark at x. */
+  /** Puts the mark at a number of points, or at frame k of values: iteration k + 1. */
   show(at) {
     this._cursor = at;
     this.series.forEach(({ values }, i) => {
-      if (values) this.values[i].textContent = at < values.length ? this.format(values[at]) : "–";
+      // What is over stays as it ended.
+      if (values) this.values[i].textContent = this.format(values[Math.min(at, values.length - 1)]);
     });
     if (!this.mark) return;
-    const x = this.x(Math.min(at, this.x.domain()[1]));
+    const shown = this.series[0].values ? at + 1 : at;
+    const x = this.x(Math.min(shown, this.x.domain()[1]));
     this.mark.attr("x1", x).attr("x2", x).attr("visibility", null);
   }
+}
+
+/** Points of values, one an iteration; steps have the value during the iteration. */
+function overIterations(values, steps) {
+  const points = values.map((value, k) => [k + 1, value]);
+  return steps && values.length ? [[0, values[0]], ...points] : points;
+}
+
+/** Points up to where a line first goes above `top`, and that place: `exit`, or null. */
+function upTo(top, points) {
+  const out = points.findIndex((p) => p[1] > top);
+  if (out < 0) return { inside: points, exit: null };
+  const [x, y] = points[out];
+  const [x0, y0] = points[Math.max(0, out - 1)];
+  const exit = [out ? x0 + ((x - x0) * (top - y0)) / (y - y0) : x, top];
+  return { inside: [...points.slice(0, out), exit], exit };
 }
 
 /** Fewer points: of each stretch the least and the largest. */

@@ -32,6 +32,11 @@ export function questions(title, pairs, values = {}) {
   );
 }
 
+/** After a click with the pointer the arrow keys are the timeline's again. */
+export function leave(event) {
+  if (event.detail) event.currentTarget.blur();
+}
+
 /** A group of buttons of which one is chosen; `name` is its own on the page. */
 export function choice(name, label, options, chosen, onChoose) {
   const id = `choice-${name}`;
@@ -40,7 +45,7 @@ export function choice(name, label, options, chosen, onChoose) {
     el("button", {
       type: "button", role: "radio", "data-value": value,
       on: {
-        click: () => { mark(value); onChoose(value); },
+        click: (event) => { leave(event); mark(value); onChoose(value); },
         keydown: (event) => {
           const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
           if (!step) return;

@@ -1,7 +1,7 @@
 // The page: tabs, the timeline that all views share, language and theme.
 
 import { batchingView } from "./batching_view.js";
-import { el, filled } from "./dom.js";
+import { el, filled, leave } from "./dom.js";
 import { memoryView } from "./memory_view.js";
 import { Recording } from "./recording.js";
 import { sharingView } from "./sharing_view.js";
@@ -68,7 +68,7 @@ function build() {
     "div", { class: "tabs", role: "tablist", "aria-label": t("views") },
     NAMES.map((name, i) => el("button", {
       type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "main",
-      on: { click: () => choose(name), keydown: (event) => moveTab(event, i) },
+      on: { click: (event) => { leave(event); choose(name); }, keydown: (event) => moveTab(event, i) },
     }, el("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), t(`${name}.tab`))),
   );
   header.replaceChildren(

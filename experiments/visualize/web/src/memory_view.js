@@ -1,15 +1,18 @@
 // View 1: the pool of blocks, one sequence's block table, and three other systems.
 
+import { format } from "d3-format";
 import { select } from "d3-selection";
 import { linkVertical } from "d3-shape";
 import { LineChart } from "./charts.js";
 import { el, questions } from "./dom.js";
 import { cssPaint, paintOf } from "./palette.js";
 import { Pool } from "./pool.js";
-import { systemColour } from "./systems.js";
-import { activeSequences, frameIn, percent, summary } from "./words.js";
+import { ACTIVITY } from "./recording.js";
+import { systemStyle } from "./systems.js";
+import { activeSequences, frameIn, percents, summary } from "./words.js";
 
 const OTHERS = ["max", "pow2", "oracle"];
+const whole = format(",");
 
 export function memoryView(app) {
   const { t } = app;
@@ -25,6 +28,10 @@ export function memoryView(app) {
     onPoint: (block) => point(block == null ? -1 : ownerOf(block)),
     onPick: (block) => pick(block == null ? -1 : ownerOf(block)),
   });
+  const bytes = app.data.bytesPerToken;
+  const sizes = {
+    size: run.blockSize, token: whole(bytes), block: whole(bytes * run.blockSize),
+  };
   const caption = el("p", { class: "caption" });
   const table = el("div", { class: "block-table", role: "list" });
   const tableTitle = el("p", { class: "table-title" });
@@ -55,11 +62,11 @@ export function memoryView(app) {
   };
   const chart = new LineChart(
     ["paged", ...OTHERS].map((name) => ({
-      label: t(`systems.${name}`), values: used(name), colour: systemColour(name),
+      label: t(`systems.${name}`), values: used(name), ...systemStyle(name),
       strong: name === "paged",
     })),
     {
-      label: t("memory.chart"), x: t("iteration"), top: 1, format: ".0%", right: frames - 1,
+      label: t("memory.chart"), x: t("iteration"), top: 1, format: ".0%", right: frames,
       onSeek: (k) => app.seek(k),
     },
   );
@@ -68,9 +75,9 @@ export function memoryView(app) {
     "section", { class: "view" },
     el(
       "div", { class: "main" },
-      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead", { size: run.blockSize })),
+      el("h2", {}, t("memory.title")), el("p", { class: "lead" }, t("memory.lead", sizes)),
       el("div", { class: "side-by-side" },
-        el("div", {}, caption, stage, numbers, legend(app), chips, words),
+        el("div", {}, caption, el("p", { class: "fine" }, t("memory.budget", { budget: run.tokenBudget })), stage, numbers, legend(app), chips, words),
         el("div", {},
           el("h3", {}, t("memory.others")), el("p", {}, t("memory.othersLead")),
           el("div", { class: "others" }, others.map((o) => o.element)))),
@@ -98,8 +105,13 @@ export function memoryView(app) {
     return sequence >= 0 && run.at(shown).owner.includes(sequence);
   }
 
+  /** Whether a sequence is in the queue, and has no blocks. */
+  function waits(sequence) {
+    return sequence >= 0 && ["waiting", "preempted"].includes(ACTIVITY[run.activityAt(sequence, shown)]);
+  }
+
   function selected() {
-    return [pointed, pinned].find(hasBlocks) ?? -1;
+    return [pointed, pinned].find((s) => hasBlocks(s) || waits(s)) ?? -1;
   }
 
   /** The sequence whose table is shown: the selected one, or the longest. */
@@ -118,7 +130,8 @@ export function memoryView(app) {
   function show(k) {
     shown = frameIn(run, k);
     caption.textContent = summary(app, run, k);
-    pool.draw(shown, selected());
+    const chosen = selected();
+    pool.draw(shown, hasBlocks(chosen) ? chosen : -1);
     drawTable();
     drawChips();
     numbers.textContent = wasted(app, run, shown);
@@ -133,12 +146,10 @@ export function memoryView(app) {
   function drawTable() {
     const sequence = explained();
     const state = run.at(shown);
-    const row = state.owner.indexOf(sequence);
-    const blocks = sequence < 0 ? [] : state.tables[row];
-    const onHost = sequence >= 0 && state.onHost[row] === 1;
-    tableTitle.textContent = sequence < 0 ? t("memory.nobody") : t("memory.table", {
-      name: run.labels[sequence], tokens: state.length[row], blocks: blocks.length,
-    }) + (onHost ? t("memory.onHost") : "");
+    const row = sequence < 0 ? -1 : state.owner.indexOf(sequence);
+    const blocks = row < 0 ? [] : state.tables[row];
+    const onHost = row >= 0 && state.onHost[row] === 1;
+    tableTitle.textContent = title(sequence, row) + (onHost ? t("memory.onHost") : "");
     const size = run.blockSize;
     select(table).selectAll("span").data(blocks).join(
       (enter) => enter.append("span").attr("role", "listitem").call((s) => { s.append("i"); s.append("b"); }),
@@ -159,6 +170,14 @@ export function memoryView(app) {
     );
     words.hidden = !prompt.length && !request;
     drawArrows(onHost ? [] : blocks, sequence);
+  }
+
+  function title(sequence, row) {
+    if (sequence < 0) return t("memory.nobody");
+    const name = run.labels[sequence];
+    if (row >= 0) return t("memory.table", { name, tokens: run.at(shown).length[row] });
+    const activity = ACTIVITY[run.activityAt(sequence, shown)];
+    return t("memory.noBlocks", { name, activity: t(`activity.${activity}`) });
   }
 
   let arrowArguments = [[], -1];
@@ -227,10 +246,13 @@ export function memoryView(app) {
 /** What a system has granted and not used, in words. */
 function wasted(app, recording, k) {
   const slots = recording.slotsAt(k);
-  const share = (part) => percent(slots[part] / (recording.numBlocks * recording.blockSize));
+  const all = recording.numBlocks * recording.blockSize;
+  const [live, ahead, never, free] = percents(
+    [slots.live, slots.ahead, slots.never, slots.free].map((part) => part / all),
+  );
   const done = recording.sequences.filter((_, s) => recording.activityAt(s, k) >= 6).length;
   return app.t("memory.numbers", {
-    live: share("live"), ahead: share("ahead"), never: share("never"), free: share("free"),
+    live, ahead, never, free,
     running: recording.log.running[k], done, all: recording.sequences.length,
   });
 }

@@ -218,12 +218,19 @@ export class Recording {
     };
   }
 
-  /** What happened in frame k: sequences that changed what they do. */
+  /**
+   * What happened in frame k: sequences that changed what they do. One has `ended` in the
+   * last frame in which it writes, and has `left` in the first without its blocks.
+   */
   eventsAt(k) {
-    const events = { arrived: [], admitted: [], ended: [], preempted: [], swapped: [], back: [] };
+    const events = {
+      arrived: [], admitted: [], ended: [], left: [], preempted: [], swapped: [], back: [],
+    };
+    const next = Math.min(k + 1, this.frames - 1);
     for (let s = 0; s < this.sequences.length; s++) {
       const before = k ? this.activityAt(s, k - 1) : 0;
       const now = this.activityAt(s, k);
+      if (now < 6 && this.activityAt(s, next) >= 6) events.ended.push(s);
       if (before === now) continue;
       const ran = now === 2 || now === 3;
       if (before === 0) events.arrived.push(s);
@@ -231,7 +238,7 @@ export class Recording {
       if (ran && (before === 4 || before === 5)) events.back.push(s);
       if (now === 4) events.preempted.push(s);
       if (now === 5) events.swapped.push(s);
-      if (now >= 6 && before < 6) events.ended.push(s);
+      if (now === 7) events.left.push(s);
     }
     return events;
   }

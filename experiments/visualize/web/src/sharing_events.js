@@ -12,6 +12,11 @@ export function layers(run, k) {
   });
 }
 
+/** Blocks in words. */
+function blockNames(app, blocks) {
+  return app.t(`sharing.${blocks.length > 1 ? "manyBlocks" : "oneBlock"}`, { list: blocks.join(", ") });
+}
+
 /** The events of iteration k as sentences, in the order in which they come. */
 export function happenings(app, run, k) {
   const { t } = app;
@@ -20,19 +25,20 @@ export function happenings(app, run, k) {
   const now = snapshot(run, k);
   if (!before.ref.size && now.ref.size) {
     lines.push(t("sharing.event.prompt", {
-      tokens: run.requests[0].promptTokens, blocks: [...now.ref.keys()].join(", "),
+      tokens: run.requests[0].promptTokens, blocks: blockNames(app, [...now.ref.keys()]),
     }));
   }
   lines.push(...forks(app, run, before, now));
+  const copies = run.copiesAt(k);
   const left = new Map(before.ref);
-  for (const { source, target, sequence } of run.copiesAt(k)) {
+  for (const { source, target, sequence } of copies) {
     const count = left.get(source) ?? 1;
     left.set(source, count - 1);
     lines.push(t("sharing.event.copy", {
       name: run.labels[sequence], source, target, before: count, after: count - 1,
     }));
     const rest = before.owners.get(source)?.filter(
-      (s) => !run.copiesAt(k).some((c) => c.source === source && c.sequence === s),
+      (s) => !copies.some((c) => c.source === source && c.sequence === s),
     );
     if (count - 1 === 1 && rest?.length === 1) {
       lines.push(t("sharing.event.last", { name: run.labels[rest[0]], source }));
@@ -42,12 +48,17 @@ export function happenings(app, run, k) {
   const ended = now.running.flatMap((is, s) => (!is && before.running[s] ? [run.labels[s]] : []));
   if (ended.length) lines.push(t("sharing.event.ended", { names: ended.join(", ") }));
   const freed = [...before.ref.keys()].filter((block) => !now.ref.has(block));
-  if (freed.length) lines.push(t("sharing.event.freed", { blocks: freed.join(", ") }));
-  const fresh = [...now.ref.keys()].filter(
-    (block) => !before.ref.has(block) && !run.copiesAt(k).some((c) => c.target === block),
-  );
+  if (freed.length) lines.push(t("sharing.event.freed", { blocks: blockNames(app, freed) }));
+  const isCopy = (block) => copies.some((c) => c.target === block);
+  for (const { target, sequence } of copies) {
+    if (!run.dropped[k].includes(target)) continue;
+    lines.push(t("sharing.event.dropped", { name: run.labels[sequence], block: target }));
+  }
+  const unused = run.dropped[k].filter((block) => !isCopy(block));
+  if (unused.length) lines.push(t("sharing.event.unused", { blocks: blockNames(app, unused) }));
+  const fresh = [...now.ref.keys()].filter((block) => !before.ref.has(block) && !isCopy(block));
   if (fresh.length && before.ref.size) {
-    lines.push(t("sharing.event.grown", { blocks: fresh.join(", ") }));
+    lines.push(t("sharing.event.grown", { blocks: blockNames(app, fresh) }));
   }
   return lines;
 }
@@ -71,7 +82,7 @@ function forks(app, run, before, now) {
   const all = shared.filter(([, ref]) => ref === run.sequences.length).map(([block]) => block);
   if (!all.length || before.running.filter(Boolean).length > 1) return [];
   return [app.t("sharing.event.fork", {
-    n: run.sequences.length, blocks: all.join(", "), ref: run.sequences.length,
+    n: run.sequences.length, blocks: blockNames(app, all), ref: run.sequences.length,
   })];
 }
 

@@ -40,7 +40,7 @@ export function sharingView(app) {
       caption, scroller, el("div", { class: "beside" },
         el("div", {}, el("h3", {}, t("sharing.happens")), events),
         el("div", {}, el("h3", {}, t("sharing.saved")), bars)),
-      el("h3", {}, t("sharing.texts")), texts,
+      el("h3", {}, t("sharing.texts")), el("p", { class: "fine" }, t("sharing.textsLead")), texts,
     ),
     questions(t("questions"), app.text.sharing.questions),
   );
@@ -185,11 +185,10 @@ export function sharingView(app) {
 
   function drawBars(k) {
     const { logical, physical } = run.entriesAt(k);
-    const saved = logical ? 1 - physical / logical : 0;
     bars.replaceChildren(
       bar(t("sharing.apart"), logical, logical, "apart"),
       bar(t("sharing.shared"), physical, logical, "together"),
-      el("p", { class: "numbers" }, t("sharing.saving", { saved: percent(saved) })),
+      el("p", { class: "numbers" }, logical ? t("sharing.saving", { saved: percent(1 - physical / logical) }) : t("sharing.none")),
     );
   }
 

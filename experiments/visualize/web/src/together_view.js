@@ -5,7 +5,7 @@ import { cumsum, mean } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import { LineChart } from "./charts.js";
 import { el, questions } from "./dom.js";
-import { systemColour } from "./systems.js";
+import { systemStyle } from "./systems.js";
 import { frameIn, percent } from "./words.js";
 import { whatIf } from "./what_if.js";
 
@@ -27,11 +27,11 @@ export function togetherView(app) {
     return {
       now,
       element: el("tr", { class: name === "paged" ? "strong" : null },
-        el("th", { scope: "row" }, el("i", { class: "dot", style: `background: ${systemColour(name)}` }),
+        el("th", { scope: "row" }, el("i", { class: "dot", style: `background: ${systemStyle(name).colour}` }),
           t(`systems.${name}`)),
         el("td", {}, percent(use)), el("td", {}, one(mean(runs[i].logged("running")))), el("td", {}, String(iterations)),
         el("td", { class: "speed" },
-          el("i", { style: `width: ${width(speeds[i])}rem; background: ${systemColour(name)}` }),
+          el("i", { style: `width: ${width(speeds[i])}rem; background: ${systemStyle(name).colour}` }),
           el("b", {}, one(speeds[i]))),
         el("td", {}, `${two(speeds[i] / speeds[0])}×`), now),
     };
@@ -46,9 +46,9 @@ export function togetherView(app) {
   const tokens = runs.map((run) => Array.from(cumsum(run.log.sampled)));
   const race = new LineChart(
     LADDER.map((name, i) => ({
-      label: t(`systems.${name}`), values: tokens[i], colour: systemColour(name), strong: name === "paged",
+      label: t(`systems.${name}`), values: tokens[i], ...systemStyle(name), strong: name === "paged",
     })),
-    { label: t("together.race"), x: t("iteration"), height: 14, right: frames - 1, onSeek: (k) => app.seek(k) },
+    { label: t("together.race"), x: t("iteration"), height: 14, right: frames, onSeek: (k) => app.seek(k) },
   );
   const simulated = whatIf(app);
   const caption = el("p", { class: "caption" });

@@ -3,11 +3,12 @@
 import { format } from "d3-format";
 import { LineChart } from "./charts.js";
 import { choice, el } from "./dom.js";
-import { systemColour } from "./systems.js";
-import { percent } from "./words.js";
+import { systemStyle } from "./systems.js";
+import { percents } from "./words.js";
 
 // Above it, in seconds a token, the paper's plots end: the queue only grows.
 const TOP = 1;
+const PARTS = ["live", "ahead", "never", "free"];
 const chosen = { policy: "vllm", budget: null, blockSize: 16, rate: null };
 
 export function whatIf(app) {
@@ -50,7 +51,7 @@ export function whatIf(app) {
     chart?.destroy();
     chart = new LineChart(
       policies.map((policy) => ({
-        label: t(`whatIf.policies.${policy}`), colour: systemColour(policy), strong: policy === chosen.policy,
+        label: t(`whatIf.policies.${policy}`), ...systemStyle(policy), strong: policy === chosen.policy,
         dots: true, points: rates.map((rate) => at(policy, rate)).filter(Boolean).map((p) => [p.rate, p.latency]),
       })),
       { label: t("whatIf.chart"), x: t("whatIf.rateAxis"), top: TOP, height: 14, left: rates[0], right: rates.at(-1), format: ".1f" },
@@ -60,21 +61,25 @@ export function whatIf(app) {
     const point = at(chosen.policy, chosen.rate);
     parts.hidden = legend.hidden = !point;
     if (!point) {
+      parts.replaceChildren();
+      legend.replaceChildren();
       result.textContent = t("whatIf.hopeless");
       return;
     }
+    const { live, ahead, internal } = point;
+    const shares = [live, ahead, internal, Math.max(0, 1 - live - ahead - internal)];
+    const said = percents(shares);
     result.textContent = t("whatIf.result", {
       latency: format(".3f")(point.latency), running: format(".1f")(point.running),
-      live: percent(point.live), served: format(".2f")(point.served), preemptions: point.preemptions,
+      live: said[0], when: t(`whatIf.when.${point.waits ? "waits" : "all"}`),
+      served: format(".2f")(point.served), preemptions: point.preemptions,
     });
-    const { live, ahead, internal: never } = point;
-    const shares = { live, ahead, never, free: Math.max(0, 1 - live - ahead - never) };
     // Paged memory has no gaps, and rounds nothing.
     const named = (name) => t(name === "free" && chosen.policy !== "vllm" ? "whatIf.rest" : `memory.legend.${name}`);
-    parts.replaceChildren(...Object.entries(shares).map(([name, share]) =>
-      el("i", { class: `key ${name}`, style: `width: ${100 * share}%`, title: `${named(name)} ${percent(share)}` })));
-    legend.replaceChildren(...Object.entries(shares).map(([name, share]) =>
-      el("li", {}, el("i", { class: `key ${name}` }), named(name), el("b", {}, percent(share)))));
+    parts.replaceChildren(...PARTS.map((name, i) =>
+      el("i", { class: `key ${name}`, style: `width: ${100 * shares[i]}%`, title: `${named(name)} ${said[i]}` })));
+    legend.replaceChildren(...PARTS.map((name, i) =>
+      el("li", {}, el("i", { class: `key ${name}` }), named(name), el("b", {}, said[i]))));
   }
 
   const element = el(

@@ -5,6 +5,20 @@ import { ACTIVITY } from "./recording.js";
 
 export const percent = format(".0%");
 
+/**
+ * Parts of a whole in percent, which add up to 100. The first is rounded as it is
+ * everywhere on the page, and the others make up for it: those with the largest rests.
+ */
+export function percents([first, ...others]) {
+  const head = percent(first);
+  const parts = others.map((share) => Math.floor(100 * share));
+  const missing = 100 - parseInt(head, 10) - parts.reduce((sum, part) => sum + part, 0);
+  const rest = (i) => 100 * others[i] - Math.floor(100 * others[i]);
+  const largest = [...parts.keys()].sort((a, b) => rest(b) - rest(a));
+  for (const i of largest.slice(0, Math.max(0, missing))) parts[i] += 1;
+  return [head, ...parts.map((part) => `${part}%`)];
+}
+
 /** The frame of a recording at position k of the timeline: its last one at the end. */
 export function frameIn(recording, k) {
   return Math.max(0, Math.min(k, recording.frames - 1));
@@ -59,7 +73,7 @@ export function events(app, recording, k) {
   const found = recording.eventsAt(k);
   const names = (sequences) => sequences.slice(0, 8).map((s) => recording.labels[s]).join(", ")
     + (sequences.length > 8 ? " …" : "");
-  for (const kind of ["admitted", "back", "preempted", "swapped", "ended"]) {
+  for (const kind of ["admitted", "back", "preempted", "swapped", "ended", "left"]) {
     if (found[kind].length) parts.push(t(`summary.${kind}`, { names: names(found[kind]) }));
   }
   const copies = recording.copiesAt(k).length;
