@@ -73,3 +73,26 @@ def test_without_an_environment_the_way_to_make_one_is_named(
         done = start(bare_python, script, tmp_path, VENV=str(nowhere))
         assert done.returncode == 1
         assert done.stderr == f"{script}: no jax here; run ./scripts/setup first\n"
+
+
+def test_what_set_up_says_is_not_in_the_aot_report(tmp_path):
+    """In a tree whose set-up speaks, and whose Python only names its arguments."""
+    tree = tmp_path / "scripts"
+    tree.mkdir()
+    (tree / "aot_report").write_bytes((SCRIPTS / "aot_report").read_bytes())
+    for name in ("setup", "setup_aot"):
+        (tree / name).write_text(f"#!/bin/sh\necho {name} speaks\n")
+    python = tmp_path / "made/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "{}" "$@"\n')
+    for file in (*tree.iterdir(), python):
+        file.chmod(0o755)
+    done = subprocess.run(
+        [tree / "aot_report", "--json"],
+        env=os.environ | {"VENV": str(tmp_path / "made")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "{} -m experiments.aot --json\n"
+    assert "setup speaks" in done.stderr
