@@ -86,3 +86,12 @@ def wait_until(page: Any, expression: str, seconds: float = 30) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"not in {seconds} s: {expression}"
         time.sleep(0.02)
+
+
+def wait_for_drawing(page: Any) -> None:
+    """Waits until all is drawn that waits to be told how wide it is.
+
+    Browsers tell sizes once a frame, after what asks for the frame itself.
+    """
+    frame = "new Promise((begun) => requestAnimationFrame(begun))"
+    page.evaluate(f"{frame}.then(() => {frame})")

@@ -158,5 +158,6 @@ def page(shown):
         shown.page.locator("#language").click()
     shown.page.locator("#tab-memory").click()
     shown.page.evaluate("pagedJax.show(0)")
+    browser.wait_for_drawing(shown.page)
     yield shown.page
     assert shown.problems == []

@@ -287,6 +287,8 @@ def test_a_choice_keeps_the_focus(page):
 def test_the_gantt_chart_is_there_as_a_table(page, tiny_page):
     page.locator("#tab-batching").click()
     page.locator(".as-table summary").first.click()
+    # It is made when it is opened first, which the browser says a little later.
+    page.locator(".requests tbody tr").first.wait_for()
     moments = tiny_page.recorded["paged"].moments
     activity = np.stack([moment.activity for moment in moments], axis=1)
     rows = page.locator(".requests tbody tr").all_inner_texts()

@@ -1,5 +1,6 @@
 """Charts: what the mark and the legend say, and which line is whose."""
 
+import browser
 import pytest
 
 # Of each line in a legend: its name, colour and dashes.
@@ -27,6 +28,7 @@ PLACES = """
 )
 def test_the_mark_is_at_the_iteration_that_is_told(page, view, charts):
     page.locator(f"#tab-{view}").click()
+    browser.wait_for_drawing(page)
     page.evaluate("pagedJax.show(19)")
     assert page.locator("#position").inner_text().startswith("20 / ")
     places = page.evaluate(PLACES)
@@ -38,6 +40,7 @@ def test_the_mark_is_at_the_iteration_that_is_told(page, view, charts):
 @pytest.mark.parametrize("view", ["memory", "batching", "together"])
 def test_a_click_into_a_chart_goes_to_the_iteration_there(page, view):
     page.locator(f"#tab-{view}").click()
+    browser.wait_for_drawing(page)
     page.evaluate("pagedJax.show(19)")
     for chart in page.locator("#main .chart svg[role]:has(.cursor)").all():
         if chart.evaluate("(svg) => svg.closest('.what-if') != null"):

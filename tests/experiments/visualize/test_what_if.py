@@ -1,5 +1,6 @@
 """The sliders of view 4 show runs of the simulator as they are."""
 
+import browser
 import pytest
 from page_numbers import shares_in_percent
 
@@ -37,6 +38,7 @@ def move(page, budget, block_size, rate, policy):
     for key, value in values.items():
         page.locator(f"#what-if-{key}").fill(str(value))
     page.get_by_role("radio", name=NAMES[policy], exact=True).click()
+    browser.wait_for_drawing(page)
 
 
 @pytest.mark.parametrize(
