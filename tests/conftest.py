@@ -56,6 +56,29 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_addoption(parser):
+    """Adds the option with which CI tests the oldest Python."""
+    parser.addoption(
+        "--one-of-each",
+        action="store_true",
+        help="of each parametrised test the first case alone",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # After marks have had their say.
+def pytest_collection_modifyitems(config, items):
+    """Keeps one case of each test if so asked."""
+    if not config.getoption("--one-of-each"):
+        return
+    firsts, others = {}, []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if firsts.setdefault(name, item) is not item:
+            others.append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = firsts.values()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_itemcollected(item):
     """Refuses a `newest` that does not say why the oldest Python need not run it."""
