@@ -84,13 +84,13 @@ def _guess(panel: Panel, system: str, scale: Scale) -> float:
 def seconds_of(panel: Panel, scale: Scale) -> float:
     """Returns how long requests arrive.
 
-    Beams are cut to a sixth in every preset, and where traces are cut short, those of n
-    samples to a third: their steps take the longest to simulate.
+    Where traces are cut short, beams' are cut to a sixth of that and those of n samples
+    to a third: their steps take the longest to simulate.
     """
     seconds = panel.seconds * scale.time_share
-    if panel.beam_width > 1:
-        return seconds / 6
-    return seconds / 3 if panel.n > 1 and scale.time_share < 1 else seconds
+    if scale.time_share == 1:
+        return seconds
+    return seconds / 6 if panel.beam_width > 1 else seconds / (3 if panel.n > 1 else 1)
 
 
 def mark_of(panel: Panel, scale: Scale) -> str:

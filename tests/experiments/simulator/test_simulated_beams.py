@@ -8,8 +8,9 @@ from engines import make_engine
 
 from experiments.errors import UserError
 from experiments.simulator.beams import Searches, draw_searches, recorded_parents
-from experiments.simulator.evaluate import draw_trace
+from experiments.simulator.evaluate import draw_trace, evaluate
 from experiments.simulator.run import make_program, simulate
+from experiments.simulator.systems import MAX_MODEL_LEN
 from experiments.simulator.trace import Trace, pieces
 from paged_jax import EngineConfig, SamplingParams
 from paged_jax.step_log import Field
@@ -209,6 +210,37 @@ def test_without_sharing_each_beam_has_a_chunk():
     tokens = WIDTH * (trace.prompt_len + trace.output_len[:, 0] - 1)
     assert log[:, Field.TOKENS].sum() == tokens.sum()
     assert found.rejected == 0 and np.isfinite(found.ended).all()
+
+
+def test_how_wide_its_tables_are_changes_nothing():
+    trace = draw_trace("alpaca", 10.0, 6.0, 0, beam_width=WIDTH - 1)
+    narrow = evaluate("vllm", "opt-13b", trace)
+    wide = evaluate("vllm", "opt-13b", trace, max_model_len=MAX_MODEL_LEN)
+    np.testing.assert_array_equal(narrow.ended, wide.ended)
+    assert narrow.means == wide.means and narrow.steps == wide.steps
+    assert 0 < narrow.means["kv_utilization"] < 1
+
+
+@pytest.mark.parametrize(
+    "system, longest, width",
+    [
+        ("vllm", MAX_MODEL_LEN // 2, MAX_MODEL_LEN // 2),
+        ("vllm", MAX_MODEL_LEN // 2 + 1, MAX_MODEL_LEN),
+        ("orca_max", 40, MAX_MODEL_LEN),
+    ],
+)
+def test_tables_are_narrow_where_that_reserves_nothing(system, longest, width):
+    class Seen(Exception):
+        """Nothing needs to be run."""
+
+    def see(program):
+        assert program.config.max_model_len == width
+        raise Seen
+
+    outputs = np.full((1, 2), longest - 10)
+    trace = Trace(np.zeros(1), np.array([10]), outputs, search=np.zeros(1, np.int64))
+    with pytest.raises(Seen):
+        evaluate(system, "opt-13b", trace, change=see)
 
 
 def test_each_recorded_step_is_as_likely():
