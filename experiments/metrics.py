@@ -89,6 +89,7 @@ def cell_details(run: Run) -> dict[str, Any]:
         "wall_s": run.wall_s,
         "device_s": run.device_s,
         "warmup_s": run.warmup_s,
+        "other_cores": run.other_cores,
         "iterations": len(log),
         "total_slots": run.total_slots,
         "output_tokens": sum(r.num_tokens for r in run.served),

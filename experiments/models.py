@@ -4,9 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import paged_jax
+from experiments.errors import UserError
 from paged_jax import LoadedModel
+from paged_jax.models import smollm2
 
 TINY_LM = "tiny_lm"
+
+
+def check_model(name: str) -> None:
+    """Raises UserError if there is no such model; loads nothing."""
+    known = name == TINY_LM or name.lower() == smollm2.NAME
+    if known or Path(name).exists():
+        return
+    raise UserError(
+        f"there is no model {name!r}; use {smollm2.NAME!r}, {TINY_LM!r} (trained in "
+        "two minutes), a Hugging Face directory or a .gguf file"
+    )
 
 
 def load_model(

@@ -25,8 +25,8 @@ from experiments.environment import describe
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
 from experiments.metrics import cell_details, cell_metrics
-from experiments.models import load_model
-from experiments.progress import add_bar, make_progress
+from experiments.models import check_model, load_model
+from experiments.progress import Lines, add_bar, make_progress
 from experiments.results import ResultsFolder, open_folder
 from experiments.serving import run_cell
 from experiments.studies.run import StudyExperiment
@@ -124,6 +124,8 @@ class Experiment:
                 rate_references(self.cells, cell)
         for path in {cell.workload.prompts for cell in self.cells}:
             read_texts(path)
+        for model in {cell.model for cell in self.cells}:
+            check_model(model)
         check_claims(self._claims, [], [])
         self.folder: ResultsFolder | None = None
         self._plan_shown = False
@@ -143,10 +145,12 @@ class Experiment:
         note = TextColumn("{task.fields[note]}")
         with make_progress(self._console, note) as progress:
             bar = add_bar(progress, "cells", len(self.cells), done, note="")
+            lines = Lines(progress, bar)
             for cell in waiting:
                 self._interrupts.check()
-                self._run_cell(folder, cell, progress)
+                came_out = self._run_cell(folder, cell, progress)
                 progress.advance(bar)
+                lines.say(came_out)
         self._finish(folder)
 
     def _open_folder(self) -> ResultsFolder:
@@ -158,17 +162,13 @@ class Experiment:
         }
         return open_folder(command.out, command.resume, asked, describe())
 
-    def _run_cell(self, folder: ResultsFolder, cell: Cell, progress: Progress) -> None:
+    def _run_cell(self, folder: ResultsFolder, cell: Cell, progress: Progress) -> str:
+        """Runs a cell, and returns a line of what came out."""
         model = self._model(cell)
         workload = self._workload(cell, model)
         rate = self._rate(folder, cell)
-        name = cell.workload.name.replace("_", " ")
-        task = add_bar(
-            progress,
-            f"{name}: {cell.label}",
-            len(workload.requests),
-            note="compiling",
-        )
+        name = f"{cell.workload.name.replace('_', ' ')}: {cell.label}"
+        task = add_bar(progress, name, len(workload.requests), note="compiling")
         engine = Engine(model, cell.engine, seed=cell.seed)
 
         def on_ready(plan: list[tuple[str, str, str]]) -> None:
@@ -195,11 +195,12 @@ class Experiment:
             "details": cell_details(run) | {"workload": workload.describe()},
         }
         folder.add(cell, row, run)
-        speed = row["metrics"]["output_tokens_per_s"]
-        progress.update(task, note=f"{speed:.1f} tokens/s")
+        speed = f"{row['metrics']['output_tokens_per_s']:.1f} tokens/s"
+        progress.update(task, note=speed)
         # The next engine's cache needs the room.
         del engine
         gc.collect()
+        return f"{name}: {speed}"
 
     def _model(self, cell: Cell) -> Any:
         engine = cell.engine
@@ -256,6 +257,8 @@ class Experiment:
         folder.write_text("report.html", html)
 
         console = self._console
+        if line := tables.disturbed_line(rows):
+            console.print(line, soft_wrap=True)
         console.print(tables.headline_table(rows))
         console.print(tables.traffic_table(rows))
         gains = tables.gains_table(rows, self._swept)

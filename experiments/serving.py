@@ -13,6 +13,7 @@ from experiments import environment
 from experiments.errors import UserError
 from experiments.preemption_cost import PreemptionCost, measure_preemption
 from experiments.settings import WorkloadSettings
+from experiments.usage import OthersMeter
 from experiments.workloads import Request, Workload
 from paged_jax import SamplingParams
 
@@ -79,6 +80,7 @@ class Run:
       peak_rss_bytes: most memory the process held.
       memory_plan: rows of a table: what, how much, how it comes about.
       preemption: what preempting a sequence takes; None if it was not measured.
+      other_cores: that other programs used meanwhile, in the mean; None if not known.
     """
 
     served: list[Served]
@@ -98,6 +100,7 @@ class Run:
     peak_rss_bytes: int
     memory_plan: list[tuple[str, str, str]]
     preemption: PreemptionCost | None = None
+    other_cores: float | None = None
 
 
 def run_cell(
@@ -134,13 +137,13 @@ def run_cell(
     engine.reset_stats()
 
     compilations = _CompilationCounter()
-    clock = _Clock()
+    clock, others = _Clock(), OthersMeter()
     prefix = None
     with compilations:
         if settings.sharing and workload.prefix:
             prefix = engine.register_prefix(list(workload.prefix))
         outputs = _serve(engine, settings, workload, rate, clock, on_progress)
-        wall_s = clock.now()
+        wall_s, other_cores = clock.now(), others.cores()
     static = engine.config.step_config()
     log, stats = np.asarray(engine.log), engine.stats
     peak = environment.peak_rss_bytes()
@@ -167,6 +170,7 @@ def run_cell(
         preemption=measure_preemption(engine, settings.preempted_tokens)
         if settings.preempted_tokens
         else None,
+        other_cores=other_cores,
     )
 
 

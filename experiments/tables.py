@@ -8,6 +8,7 @@ from rich.table import Table
 from experiments.attribution import Row, gains, groups
 from experiments.claims import Claim
 from experiments.sweep import NAMING
+from experiments.usage import DISTURBED
 
 
 def memory_plan_table(title: str, rows: list[tuple[str, str, str]]) -> Table:
@@ -187,6 +188,23 @@ def gain_rows(rows: list[Row], swept: Iterable[str] = ()) -> list[list[str]]:
     ]
 
 
+def disturbed_line(rows: list[Row]) -> str:
+    """Returns a warning if other programs computed while cells were timed; else ""."""
+    others = [
+        cores
+        for row in rows
+        if isinstance(cores := row["details"].get("other_cores"), float)
+    ]
+    disturbed = sum(cores > DISTURBED for cores in others)
+    if not disturbed:
+        return ""
+    return (
+        f"warning: {disturbed} of {len(rows)} cells were disturbed: other programs "
+        f"used up to {max(others):.1f} cores while they were timed, so that their "
+        "speeds, and what is claimed of speed, say little"
+    )
+
+
 def claims_table(claims: list[Claim]) -> Table:
     """Returns the claims and whether they hold."""
     table = Table(title="Claims", title_justify="left")
@@ -199,6 +217,8 @@ def claims_table(claims: list[Claim]) -> Table:
         holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}[
             claim["holds"]
         ]
+        if claim["holds"] is False and claim["measured"] is None:
+            holds = "not measured"
         table.add_row(
             claim["id"],
             expected(claim),

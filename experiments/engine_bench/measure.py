@@ -7,12 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.engine_bench import usage
+from experiments import usage
 from experiments.engine_bench.runners import Runner, RunnerError
-
-# Cores that other processes may use while an engine is timed. An engine whose threads
-# wait for each other loses far more than that share.
-DISTURBED = 0.1
 
 
 @dataclasses.dataclass
@@ -32,7 +28,7 @@ class Timed:
     @property
     def disturbed(self) -> bool:
         """Whether others used so much that the time says little."""
-        return self.other_cores > DISTURBED
+        return self.other_cores > usage.DISTURBED
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.engine_bench import usage
+from experiments import usage
 
 # Longest wait for an answer, in seconds: compiling, or the slowest engine's round.
 PATIENCE_S = 1800.0

@@ -13,7 +13,7 @@ from experiments.command_line import Command, first_line, flat
 from experiments.environment import describe
 from experiments.errors import UserError
 from experiments.interrupts import Interrupts
-from experiments.progress import add_bar, make_progress
+from experiments.progress import Lines, add_bar, make_progress
 from experiments.results import ResultsFolder, open_folder
 from experiments.studies.base_config import scale_of
 from experiments.studies.study import Study, Task, load_study
@@ -97,6 +97,7 @@ class StudyExperiment:
             self._console.print(f"{done} of {len(self.cells)} tasks are done already")
         with make_progress(self._console) as progress:
             bar = add_bar(progress, "tasks", len(self.cells), done)
+            lines = Lines(progress, bar, every_s=20)
             for piece, metrics, seconds in self._results(waiting):
                 row = {
                     "label": piece.task.key,
@@ -106,6 +107,7 @@ class StudyExperiment:
                 }
                 folder.add_row(piece.key, row)
                 progress.advance(bar)
+                lines.say(f"{piece.key}: {seconds:.1f} s")
                 self._interrupts.check()
         self._finish(folder)
 

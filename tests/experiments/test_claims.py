@@ -1,5 +1,8 @@
+import functools
+
 import pytest
 
+from experiments import tables
 from experiments.attribution import gains
 from experiments.claims import check_claims, claim
 from experiments.errors import UserError
@@ -224,3 +227,14 @@ def test_unknown_claims_are_refused():
     assert check_claims("", [], []) == []
     with pytest.raises(UserError, match="one of headline, block_size, budget"):
         check_claims("headlines", [], [])
+
+
+def test_what_was_not_measured_is_not_shown_as_failed():
+    def cell(made):
+        (shown,) = tables.claims_table([made]).columns[-1].cells
+        return shown
+
+    of = functools.partial(claim, "x", source="s", unit="u", kind="exact")
+    assert cell(of(None, near=1.0)) == "not measured"
+    assert "no" in cell(of(2.0, near=1.0)) and "yes" in cell(of(1.0, near=1.0))
+    assert cell(of(None)) == ""

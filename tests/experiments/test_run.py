@@ -179,7 +179,7 @@ def untimed(summary):
     for row in summary["rows"]:
         for name in TIMED:
             row["metrics"].pop(name)
-        for name in ("wall_s", "device_s", "warmup_s", "requests_per_s"):
+        for name in ("wall_s", "device_s", "warmup_s", "other_cores", "requests_per_s"):
             row["details"].pop(name)
     summary["claims"] = [c for c in summary["claims"] if c["kind"] != "speed"]
     return summary

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.engine_bench import usage
+from experiments import usage
 from experiments.engine_bench.runners import Runner, RunnerError
 
 FIELDS = {

@@ -1,8 +1,12 @@
 """What processes use of the machine, read from Linux's /proc."""
 
 import os
+import time
 from pathlib import Path
 
+# Cores that other programs may use while something is timed. What has threads that wait
+# for each other loses far more than that share.
+DISTURBED = 0.1
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/stat's first line: what is neither idle nor waiting for a disk, and
@@ -47,6 +51,25 @@ def busy_seconds() -> float:
     values = _read(_PROC / "stat").splitlines()[0].split()[1:]
     ticks = dict(zip(_FIELDS, map(int, values)))
     return sum(ticks[name] for name in _BUSY) / _TICKS
+
+
+class OthersMeter:
+    """How many cores other programs use while this process computes."""
+
+    def __init__(self):
+        """Starts to measure."""
+        self._start = self._now()
+
+    def cores(self) -> float | None:
+        """Returns the mean since the start; None where the system does not say."""
+        (busy, own, wall), (now_busy, now_own, now) = self._start, self._now()
+        if busy is None or now_busy is None:
+            return None
+        return max(now_busy - busy - (now_own - own), 0.0) / max(now - wall, 1e-9)
+
+    def _now(self) -> tuple[float | None, float, float]:
+        busy = busy_seconds() if (_PROC / "stat").is_file() else None
+        return busy, time.process_time(), time.perf_counter()
 
 
 def _read(path: Path) -> str:
