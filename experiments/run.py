@@ -258,7 +258,7 @@ class Experiment:
 
         console = self._console
         if line := tables.disturbed_line(rows):
-            console.print(line, soft_wrap=True)
+            console.print(f"warning: {line}", soft_wrap=True)
         console.print(tables.headline_table(rows))
         console.print(tables.traffic_table(rows))
         gains = tables.gains_table(rows, self._swept)

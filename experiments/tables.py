@@ -189,7 +189,7 @@ def gain_rows(rows: list[Row], swept: Iterable[str] = ()) -> list[list[str]]:
 
 
 def disturbed_line(rows: list[Row]) -> str:
-    """Returns a warning if other programs computed while cells were timed; else ""."""
+    """Returns a sentence if other programs computed while cells were timed; else ""."""
     others = [
         cores
         for row in rows
@@ -199,7 +199,7 @@ def disturbed_line(rows: list[Row]) -> str:
     if not disturbed:
         return ""
     return (
-        f"warning: {disturbed} of {len(rows)} cells were disturbed: other programs "
+        f"{disturbed} of {len(rows)} cells were disturbed: other programs "
         f"used up to {max(others):.1f} cores while they were timed, so that their "
         "speeds, and what is claimed of speed, say little"
     )

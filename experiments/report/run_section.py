@@ -61,7 +61,7 @@ def about(run: RunRecord) -> list[tuple[str, str]]:
         facts.append(("versions", f"Python {environment['python']}, jax {jax}"))
     facts.append(("started", str(environment.get("started", "unknown"))))
     if line := tables.disturbed_line(run.rows):
-        facts.append(("disturbed", line.removeprefix("warning: ")))
+        facts.append(("disturbed", line))
     commit = environment.get("git.commit", "unknown")
     changed = ", with changes" if environment.get("git.dirty") else ""
     facts.append(("commit", f"{commit}{changed}"))

@@ -90,7 +90,9 @@ def seconds_of(panel: Panel, scale: Scale) -> float:
     seconds = panel.seconds * scale.time_share
     if scale.time_share == 1:
         return seconds
-    return seconds / 6 if panel.beam_width > 1 else seconds / (3 if panel.n > 1 else 1)
+    if panel.beam_width > 1:
+        return seconds / 6
+    return seconds / 3 if panel.n > 1 else seconds
 
 
 def mark_of(panel: Panel, scale: Scale) -> str:

@@ -41,7 +41,7 @@ def test_where_the_system_does_not_say_nothing_is_known(monkeypatch, tmp_path):
     [
         ([0.02, 0.1, None], ""),
         ([], ""),
-        ([0.02, 0.11, 1.26], "warning: 2 of 3 cells were disturbed: other programs "),
+        ([0.02, 0.11, 1.26], "2 of 3 cells were disturbed: other programs "),
     ],
 )
 def test_disturbed_cells_are_said(cores, line):
